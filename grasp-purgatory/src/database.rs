@@ -262,10 +262,12 @@ pub struct Commit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Committed {
-    /// Everything is durable. `affected` are repositories whose events were removed by it.
+    /// Everything is durable.
     Done {
-        /// The repositories.
+        /// Repositories whose events were removed by it.
         affected: BTreeSet<RepoId>,
+        /// Events that were removed without a replacement, such as expired ones; not those that it withdraws.
+        removed: BTreeSet<EventId>,
     },
     /// Nothing has happened, because of the present state.
     Conflict(Conflict),
@@ -328,6 +330,12 @@ pub trait Database: Send + Sync + 'static {
 
     /// Returns all that is committed about a repository, but for its retired refs.
     fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow>;
+
+    /// Returns the packs of a repository.
+    fn packs_of(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, BTreeSet<Pack>> {
+        let row = self.row(endpoint, repo);
+        Box::pin(async move { Ok(row.await?.packs) })
+    }
 
     /// Returns the retired refs of a repository, in order.
     fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>>;

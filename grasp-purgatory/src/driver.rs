@@ -27,8 +27,9 @@ use std::time::Duration;
 use grasp_core::admission::{Hold, KnownAnnouncement, MaintainedRepo, Origin, Policy, Presence};
 use grasp_core::deletion::vanishes_from;
 use grasp_core::nip34::{Announcement, Proposal};
+use grasp_core::resources::ClientNetwork;
 use grasp_core::service::Endpoint;
-use grasp_core::{Now, RepoId, kinds};
+use grasp_core::{Now, Oid, RepoId, kinds};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
@@ -42,13 +43,13 @@ pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::queue::{Executor, WorkQueues};
-use self::task::{Inbox, Task};
+use self::task::{Callers, Inbox, Task};
 pub use crate::active_work::WorkGuard;
 use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
 use crate::git::{GitError, RepoStore};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
-use crate::{Config, HoldOutcome, Input, Purgatory, WakeCause};
+use crate::{Config, HoldOutcome, Input, Purgatory, PushTarget, WakeCause};
 
 /// Time that the sender of an event waits to hear whether it is served; then it hears that the event is held.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,6 +107,9 @@ pub trait LocalRelay: Send + Sync + 'static {
 
     /// Publishes an event that was committed to the subscriptions of clients.
     fn publish(&self, event: Arc<Event>) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+
+    /// Tells who follows the stored events that a commit removed some without a replacement.
+    fn removed(&self, events: BTreeSet<EventId>) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
 /// A change of the hosted repositories that no stored event shows.
@@ -181,11 +185,20 @@ enum Order {
         hold: Hold,
         origin: Origin,
         reply: oneshot::Sender<HoldOutcome>,
+        /// Is told what became of a held event.
+        decided: Option<oneshot::Sender<HoldOutcome>>,
     },
     Ask(Question),
-    Wait {
-        until: Until,
-        reply: oneshot::Sender<()>,
+    /// Reports a change at a repository, and waits until its outputs were executed.
+    Settle {
+        repo: RepoId,
+        events: BTreeSet<EventId>,
+        reply: oneshot::Sender<Outcomes>,
+    },
+    /// Reports an upload, and waits whether it is kept.
+    Stage {
+        upload: Upload,
+        reply: oneshot::Sender<bool>,
     },
     /// Maintains a repository, and reports the end of that.
     Maintain {
@@ -194,12 +207,34 @@ enum Order {
     },
 }
 
-/// A condition that callers wait for.
-enum Until {
-    /// All changes at a repository until now have been handled.
-    Settled(RepoId),
-    /// An event was released, removed, or is held for now.
-    Decided(EventId),
+/// What became of the events of a push. Those are missing that a failure left undecided.
+pub type Outcomes = BTreeMap<EventId, HoldOutcome>;
+
+/// A tip that a push left in staging for an event that has not been received.
+#[derive(Clone, Debug)]
+pub struct Upload {
+    /// The event.
+    pub id: EventId,
+    /// The tip.
+    pub tip: Oid,
+    /// The repository that it was pushed to.
+    pub target: PushTarget,
+    /// The size of its objects.
+    pub bytes: u64,
+    /// The network of the client.
+    pub network: Option<ClientNetwork>,
+}
+
+impl From<Upload> for Input {
+    fn from(upload: Upload) -> Self {
+        Self::PushStaged {
+            id: upload.id,
+            tip: upload.tip,
+            target: upload.target,
+            bytes: upload.bytes,
+            network: upload.network,
+        }
+    }
 }
 
 impl PurgatoryDriver {
@@ -239,8 +274,7 @@ impl PurgatoryDriver {
             purgatory,
             queues: WorkQueues::new(executor),
             hunting,
-            answers: BTreeMap::new(),
-            waiters: Vec::new(),
+            callers: Callers::default(),
             news,
             writes: written,
         };
@@ -388,35 +422,58 @@ impl PurgatoryDriver {
 
     /// Reports a change at a repository, and waits until its outputs were executed. Later changes do not prolong that.
     pub async fn settle(&self, repo: &RepoId) -> Result<(), Unavailable> {
-        self.tell(Input::Changed { repo: repo.clone() }).await;
-        self.wait(Until::Settled(repo.clone())).await
+        self.settle_events(repo, &BTreeSet::new()).await.map(drop)
     }
 
-    /// Reports that a push has brought the objects of a state to a repository, and waits until the state is served: by
-    /// the repository of its author first, then here, then by the other repositories of the maintainers. Those are
-    /// waited for no longer than a few seconds; they follow in any case.
+    /// Does so, and returns what became of these events.
+    async fn settle_events(
+        &self,
+        repo: &RepoId,
+        events: &BTreeSet<EventId>,
+    ) -> Result<Outcomes, Unavailable> {
+        let (repo, events) = (repo.clone(), events.clone());
+        self.answered(|reply| Order::Settle {
+            repo,
+            events,
+            reply,
+        })
+        .await
+    }
+
+    /// Reports an upload to staging, and returns whether it is kept until its event can be served.
+    pub async fn stage(&self, upload: Upload) -> Result<bool, Unavailable> {
+        self.answered(|reply| Order::Stage { upload, reply }).await
+    }
+
+    /// Reports that a push has brought the objects of a state and of pull requests to a repository, and waits until they
+    /// are served: the state by the repository of its author first, then here, then by the other repositories of the
+    /// maintainers. Those are waited for no longer than a few seconds; they follow in any case. Returns what became of
+    /// these events here.
     pub async fn settle_push(
         &self,
         repo: &RepoId,
         author: Option<PublicKey>,
-    ) -> Result<(), Unavailable> {
-        self.settle(repo).await?;
-        let Some(author) = author else { return Ok(()) };
+        events: &BTreeSet<EventId>,
+    ) -> Result<Outcomes, Unavailable> {
+        let mut outcomes = self.settle_events(repo, events).await?;
+        let Some(author) = author else {
+            return Ok(outcomes);
+        };
         let peers = match self.peers(repo, &author).await {
             Ok(peers) => peers,
             Err(error) => {
                 tracing::warn!(%error, %repo, "could not read which repositories follow a push");
-                return Ok(());
+                return Ok(outcomes);
             }
         };
         let own = RepoId::new(author, repo.identifier.clone());
         if peers.contains(&own) {
             self.settle(&own).await?;
-            self.settle(repo).await?;
+            outcomes = self.settle_events(repo, events).await?;
         }
         self.settle_followers(peers.into_iter().filter(|peer| *peer != own))
             .await;
-        Ok(())
+        Ok(outcomes)
     }
 
     /// Waits until repositories have followed another one, for a few seconds at most.
@@ -539,45 +596,53 @@ impl PurgatoryDriver {
         .await
     }
 
-    async fn wait(&self, until: Until) -> Result<(), Unavailable> {
-        let (reply, over) = oneshot::channel();
+    /// Sends an order, and waits for its answer.
+    async fn answered<T>(
+        &self,
+        order: impl FnOnce(oneshot::Sender<T>) -> Order,
+    ) -> Result<T, Unavailable> {
+        let (reply, answer) = oneshot::channel();
+        let order = order(reply);
         self.unless_full(async {
             self.orders
-                .send(Order::Wait { until, reply })
+                .send(order)
                 .await
                 .map_err(|_| Unavailable::Stopping)?;
-            over.await.map_err(|_| Unavailable::Stopping)
+            answer.await.map_err(|_| Unavailable::Stopping)
         })
         .await
     }
 
-    /// Holds an event; resolves once its record is written and its view exists.
+    /// Holds an event; resolves once its record is written and its view exists. The sender of an event from a client is
+    /// told what became of it: if its data is here, it is served before that.
     pub async fn hold(
         &self,
         event: Arc<Event>,
         hold: Hold,
         origin: Origin,
     ) -> Result<HoldOutcome, Unavailable> {
-        let (reply, kept) = oneshot::channel();
-        let order = Order::Hold {
-            event,
-            hold,
-            origin,
-            reply,
-        };
-        self.unless_full(async {
-            self.orders
-                .send(order)
-                .await
-                .map_err(|_| Unavailable::Stopping)?;
-            kept.await.map_err(|_| Unavailable::Stopping)
-        })
-        .await
+        let (decided, decision) = oneshot::channel();
+        let decided = (!origin.is_sync()).then_some(decided);
+        let is_awaited = decided.is_some();
+        let outcome = self
+            .answered(|reply| Order::Hold {
+                event,
+                hold,
+                origin,
+                reply,
+                decided,
+            })
+            .await?;
+        if outcome != HoldOutcome::Held || !is_awaited {
+            return Ok(outcome);
+        }
+        let decided = async { decision.await.map_err(|_| Unavailable::Stopping) };
+        match tokio::time::timeout(DECISION_TIMEOUT, self.unless_full(decided)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Ok(HoldOutcome::Held),
+        }
     }
-}
 
-/// What follows from events of ingest.
-impl PurgatoryDriver {
     /// Handles that an event was stored.
     pub async fn stored(&self, event: Arc<Event>) {
         let Some(input) = self.input_of_stored(event) else {
@@ -592,18 +657,6 @@ impl PurgatoryDriver {
     /// Handles that events of these repositories were taken out of service.
     pub async fn affected(&self, repos: BTreeSet<RepoId>) {
         self.executor.wake_affected(repos).await;
-    }
-
-    /// Waits until an event that was held just now is released or waits for its data, and returns whether it is held. If
-    /// its data was here, it is served before its sender gets the answer.
-    pub async fn is_held_for_now(&self, id: EventId) -> Result<bool, Unavailable> {
-        if tokio::time::timeout(DECISION_TIMEOUT, self.wait(Until::Decided(id)))
-            .await
-            .is_err()
-        {
-            return Ok(true);
-        }
-        self.ask(move |purgatory| purgatory.holds(&id)).await
     }
 
     /// Returns whether the author of an announcement has as many repositories here as allowed.

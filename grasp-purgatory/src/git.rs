@@ -67,8 +67,10 @@ mod fetch;
 mod layout;
 mod limits;
 mod packs;
+mod page;
 mod process;
 mod refs;
+mod serving;
 mod store;
 mod work;
 
@@ -82,12 +84,13 @@ pub use command::GitCommand;
 pub use error::{BinaryError, GitError};
 pub use fetch::{FetchLimits, Fetched, Fetcher};
 pub use packs::{PackCache, PackFigures, PackStorage, PackStorageError, PackStorageOptions};
+pub use page::{Object, ObjectKind, ObjectReader, PageWork};
 pub use process::{Finished, GitProcess};
 pub use refs::{RETIRED_REFS_RETENTION, RefTarget, Refs, Target};
 
 pub use store::{
     CopySource, Examination, Incoming, Inspection, Keep, LostPacks, NamedFiles, PackFault,
-    RepoFiles, RepoGuard, RepoStore, StagingLimits, Turn, Unpacking, WantedRefs,
+    RepoFiles, RepoGuard, RepoStore, Repository, StagingLimits, Turn, Unpacking, WantedRefs,
 };
 
 /// Runs blocking disk work on a thread for it.

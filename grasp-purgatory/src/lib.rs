@@ -5,10 +5,12 @@
 //! ```text
 //!   relay   ──Held──────▶ ┌───────────┐ ──Publish─────────▶ relay     events whose refs are set
 //!   git     ──Surveyed──▶ │ Purgatory │ ──Release─────────▶ database  refs, HEAD and events together
-//!   hunter  ──Changed───▶ │           │ ──Hunt────────────▶ hunter    fetch it
+//!   hunt    ──Changed───▶ │           │ ──Hunt────────────▶ hunt      fetch it
 //!   timer   ──Tick──────▶ └───────────┘ ──Journal─────────▶ database  before any of the others
 //!                 next_deadline() ────────────────────────▶ timer
 //! ```
+// A table of cases in a test reads from top to bottom.
+#![cfg_attr(test, allow(clippy::too_many_lines))]
 
 #[cfg(feature = "driver")]
 mod active_work;
@@ -18,14 +20,15 @@ pub mod database;
 pub mod driver;
 #[cfg(feature = "driver")]
 pub mod git;
+#[cfg(feature = "driver")]
 pub mod hunt;
 pub mod purgatory;
 #[cfg(feature = "driver")]
 pub mod resources;
 
 pub use purgatory::{
-    Bound, CleanupTask, Config, Counts, HeldFor, HoldOutcome, Input, Output, Outputs, PassNumber,
-    Phase, ProposalRef, Purgatory, PushTarget, Record, RefsTarget, Stage, StateTarget, Survey,
+    Bound, CleanupTask, Config, Counts, HeldFor, HoldOutcome, Input, Output, Outputs, Phase,
+    ProposalRef, Purgatory, PushTarget, Record, RefsTarget, Stage, StateTarget, Survey,
     SurveyedLead, SurveyedView, WakeCause, Want, select_addresses,
 };
 

@@ -40,7 +40,6 @@ pub use self::io::{
     StateTarget, Survey, SurveyedLead, SurveyedView, WakeCause,
 };
 pub use self::query::{Counts, HeldFor, Want, select_addresses};
-pub use self::release::PassNumber;
 pub use self::staging::PushTarget;
 pub use self::tasks::CleanupTask;
 
@@ -137,7 +136,7 @@ impl Purgatory {
     pub fn handle(&mut self, now: Now, input: Input) -> Outputs {
         self.now = now;
         let mut outputs = Outputs::default();
-        let (out, retry_at) = (&mut outputs, now.mono + self.config.retry_after);
+        let out = &mut outputs;
         match input {
             Input::Started => self.start(out),
             Input::Held {
@@ -147,13 +146,14 @@ impl Purgatory {
             } => self.hold(out, event, &hold, &origin),
             Input::Changed { repo } => self.releases.request(out, &repo),
             Input::Surveyed { repo, survey } => self.surveyed(out, &repo, &survey),
-            Input::SurveyFailed { repo } => {
-                self.releases.stage_failed(&repo, Stage::Survey, retry_at);
-            }
+            Input::Settle {
+                repo,
+                caller,
+                events,
+            } => self.releases.settle(out, &repo, caller, events),
+            Input::SurveyFailed { repo } => self.stage_failed(out, &repo, Stage::Survey),
             Input::Released { repo, refused } => self.released(out, &repo, &refused),
-            Input::ReleaseFailed { repo } => {
-                self.releases.stage_failed(&repo, Stage::Release, retry_at);
-            }
+            Input::ReleaseFailed { repo } => self.stage_failed(out, &repo, Stage::Release),
             Input::PushAuthorised { repo, events } => self.push_authorised(out, &repo, &events),
             Input::PushStaged {
                 id,
@@ -162,7 +162,14 @@ impl Purgatory {
                 bytes,
                 network,
             } => {
-                self.push_staged(out, id, tip, (target, bytes), network);
+                self.push_staged(out, id, tip, (target.clone(), bytes), network);
+                let is_kept = self.keeps_upload(&id, &tip);
+                out.push(Output::Staged {
+                    id,
+                    tip,
+                    target,
+                    is_kept,
+                });
             }
             Input::FetchStarted { repo } => self.releases.fetch_started(&repo),
             Input::FetchEnded { repo } => self.releases.fetch_ended(out, &repo),
@@ -179,7 +186,9 @@ impl Purgatory {
             Input::Vanished { author, until } => self.vanished(out, author, until),
             Input::Delisted { repo, by } => self.delisted(out, &repo, by),
             Input::TaskDone(task) => self.tasks.done(out, task),
-            Input::TaskFailed(_) => self.tasks.retry_at = Some(retry_at),
+            Input::TaskFailed(_) => {
+                self.tasks.retry_at = Some(now.mono + self.config.retry_after);
+            }
             Input::Tick => self.tick(out),
         }
         outputs
@@ -254,6 +263,11 @@ impl Purgatory {
             None => HoldOutcome::Unreadable,
         };
         out.push(Output::Answer { id, outcome });
+        if outcome == HoldOutcome::Held && !origin.is_sync() {
+            let held = self.held.get(&id);
+            let concerned = held.map(|held| held.concerned.clone()).unwrap_or_default();
+            self.releases.decide(out, id, &concerned);
+        }
     }
 
     fn admit(
@@ -282,6 +296,7 @@ impl Purgatory {
             .is_some_and(|a| self.held.has_view(&a.repo));
         if let Some(id) = displaced {
             self.held.remove(out, id);
+            self.releases.decided(out, id, HoldOutcome::Superseded);
         }
         self.held.hold(out, &new.event, new.since, new.until);
         // A survey that finds it wanting starts a hunt, also if it was hunted for before.

@@ -53,7 +53,7 @@ impl Damage {
     ) -> Result<bool, GitError> {
         let place = (store.endpoint(), repo.clone());
         let is_known = self.0.lock().damaged.contains(&place);
-        let inspection = store.inspect(repo, walk || is_known).await?;
+        let inspection = store.repository(repo).inspect(walk || is_known).await?;
         self.found(place, inspection.is_broken);
         Ok(inspection.is_broken)
     }
@@ -167,7 +167,10 @@ impl PurgatoryDriver {
     pub async fn repair(&self, repo: &RepoId) -> Result<bool, GitError> {
         let now = self.executor.parts.relay.now().unix;
         for store in self.executor.parts.stores() {
-            let damaged = store.verify(repo, now + CLOCK_RESOLUTION, now).await?;
+            let damaged = store
+                .repository(repo)
+                .verify(now + CLOCK_RESOLUTION, now)
+                .await?;
             if !damaged.is_empty() {
                 tracing::error!(%repo, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");
             }
@@ -185,7 +188,7 @@ impl PurgatoryDriver {
         let now = self.executor.parts.relay.now().unix;
         let mut is_purged = false;
         for store in self.executor.parts.stores() {
-            is_purged |= store.purge(repo, now).await?;
+            is_purged |= store.repository(repo).purge(now).await?;
         }
         Ok(is_purged)
     }

@@ -234,12 +234,13 @@ impl DiskBudget {
     ) -> Result<u64, GitError> {
         Ok(self
             .repo_limit(claimant)
-            .saturating_sub(store.repo_bytes(repo).await?))
+            .saturating_sub(store.repository(repo).bytes().await?))
     }
 
     /// Returns the bytes that a claimant may still add to a repository today.
     pub fn room(&self, now: Mono, repo: &RepoId, claimant: &Claimant, source: Source) -> u64 {
-        let (now, mut spent) = (shifted(now), self.spent.lock());
+        let now = shifted(now);
+        let mut spent = self.spent.lock();
         let room = spent.meter(claimant, source).room(now, claimant);
         if claimant.has_authority {
             return room;

@@ -72,14 +72,6 @@ struct ServerContext {
 }
 
 impl ServerContext {
-    /// Calls a function with the state of purgatory.
-    async fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&Purgatory) -> T + Send + 'static,
-    ) -> Result<T, GitError> {
-        self.executor.ask(question).await
-    }
-
     /// Sends an input to purgatory, after those before it. Does not wait.
     fn tell(&self, input: Input) {
         let _ = self.inputs.send(input);
@@ -96,6 +88,7 @@ impl ServerContext {
             .collect();
         let (asked, known) = (repo.clone(), announcements.clone());
         let mut wants = self
+            .executor
             .ask(move |purgatory| purgatory.wants(&asked, &known))
             .await?;
         match scope {
@@ -108,7 +101,13 @@ impl ServerContext {
             .iter()
             .flat_map(|want| want.tips.iter().copied())
             .collect();
-        let lacking = self.parts.fetcher.store().lacking(repo, &tips).await?;
+        let lacking = self
+            .parts
+            .fetcher
+            .store()
+            .repository(repo)
+            .lacking(&tips)
+            .await?;
         for want in &mut wants {
             want.tips.retain(|tip| lacking.contains(tip));
         }
@@ -149,25 +148,38 @@ impl ServerContext {
             .iter()
             .filter_map(|event| State::parse(event).ok())
             .collect();
-        self.ask(move |purgatory| {
-            let mut wants = Vec::new();
-            for state in shown {
-                let Some(tips) = state.tips() else { continue };
-                let owners = BTreeSet::from([state.repo.owner]);
-                wants.push(purgatory.want_of(state.version.id, tips, &owners, &announcements, &[]));
-            }
-            for proposal in proposals {
-                let owners = proposal.repos.iter().map(|repo| repo.owner).collect();
-                let tips = vec![proposal.tip];
-                let clone = &proposal.clone;
-                wants.push(purgatory.want_of(proposal.id, tips, &owners, &announcements, clone));
-            }
-            for want in &mut wants {
-                want.phase = Phase::Expired;
-            }
-            wants
-        })
-        .await
+        self.executor
+            .ask(move |purgatory| {
+                let mut wants = Vec::new();
+                for state in shown {
+                    let Some(tips) = state.tips() else { continue };
+                    let owners = BTreeSet::from([state.repo.owner]);
+                    wants.push(purgatory.want_of(
+                        state.version.id,
+                        tips,
+                        &owners,
+                        &announcements,
+                        &[],
+                    ));
+                }
+                for proposal in proposals {
+                    let owners = proposal.repos.iter().map(|repo| repo.owner).collect();
+                    let tips = vec![proposal.tip];
+                    let clone = &proposal.clone;
+                    wants.push(purgatory.want_of(
+                        proposal.id,
+                        tips,
+                        &owners,
+                        &announcements,
+                        clone,
+                    ));
+                }
+                for want in &mut wants {
+                    want.phase = Phase::Expired;
+                }
+                wants
+            })
+            .await
     }
 }
 
@@ -205,7 +217,7 @@ impl SyncContext for ServerContext {
         let _report = FetchInProgress::report(self, repo);
         let (name, wanted) = (repo.clone(), oids.clone());
         let question = move |purgatory: &Purgatory| purgatory.wanted_for(&name, &wanted);
-        let (claimant, is_proposal) = match self.ask(question).await {
+        let (claimant, is_proposal) = match self.executor.ask(question).await {
             Err(_) => return Fetched::nothing(FetchError::Cancelled),
             // Objects of served events that were lost are fetched without a limit.
             Ok(None) => return fetcher.fetch(repo, url, oids, answered).await,
@@ -232,6 +244,7 @@ impl SyncContext for ServerContext {
     /// Returns the repos with a view, and those of expired events.
     async fn repos(&self) -> BTreeSet<RepoId> {
         let expired = self
+            .executor
             .ask(|purgatory| purgatory.wanting(Phase::Expired))
             .await;
         let mut repos = expired.unwrap_or_default();

@@ -12,8 +12,8 @@ use nostr::types::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::Order;
 use super::queue::Executor;
-use super::{Order, Until};
 use crate::Input;
 use crate::git::{GitError, RepoGuard, RepoStore};
 
@@ -100,10 +100,10 @@ impl Executor {
         })
         .await;
         let _ = is_done.await;
-        self.tell(Input::Changed { repo: repo.clone() }).await;
         let (reply, is_settled) = oneshot::channel();
-        self.order(Order::Wait {
-            until: Until::Settled(repo),
+        self.order(Order::Settle {
+            repo,
+            events: BTreeSet::new(),
             reply,
         })
         .await;
@@ -157,7 +157,7 @@ impl Executor {
             let row = guard.row().await?;
             drop(guard);
             let keep = self.keep(repo, &row).await?;
-            if store.collect(repo, &keep).await? {
+            if store.repository(repo).collect(&keep).await? {
                 tracing::debug!(%repo, "removed objects that nothing refers to");
             }
         }
@@ -179,7 +179,11 @@ impl Executor {
 
     /// Reads the packs of a repository that were not read for a month.
     async fn verify(&self, store: &RepoStore, repo: &RepoId, now: Timestamp) {
-        match store.verify(repo, now - VERIFY_INTERVAL, now).await {
+        match store
+            .repository(repo)
+            .verify(now - VERIFY_INTERVAL, now)
+            .await
+        {
             Ok(damaged) if damaged.is_empty() => {}
             Ok(damaged) => {
                 tracing::error!(%repo, ?damaged, "packs are damaged; what is unreadable is fetched from other servers");

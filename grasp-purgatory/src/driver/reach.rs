@@ -56,7 +56,8 @@ impl ReachReader<'_> {
         if keys.is_empty() {
             return Ok(());
         }
-        let (identifier, asked) = (self.identifier.clone(), keys.clone());
+        let identifier = self.identifier.clone();
+        let asked = keys.clone();
         // Purgatory first: an announcement that is released meanwhile is found in the store.
         let held = self.executor.ask(move |purgatory| {
             let mut held: BTreeMap<PublicKey, KnownAnnouncement> = BTreeMap::new();

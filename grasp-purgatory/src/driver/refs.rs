@@ -86,7 +86,8 @@ impl Executor {
                 ..Commit::default()
             };
             match self.commit(commit).await? {
-                Committed::Done { affected } => {
+                Committed::Done { affected, removed } => {
+                    self.parts.relay.removed(removed).await;
                     for proposal in &refs.proposals {
                         self.unavailable.forget_tip(proposal.tip);
                     }
@@ -254,7 +255,8 @@ impl Executor {
         id: EventId,
         stay: &BTreeSet<Oid>,
     ) -> Result<(), GitError> {
-        let (name, now) = (RefName::nostr(id), self.parts.relay.now().unix);
+        let name = RefName::nostr(id);
+        let now = self.parts.relay.now().unix;
         let Some(view) = guard.row().await?.view else {
             return Ok(());
         };
@@ -285,7 +287,7 @@ impl Executor {
             return Ok(());
         }
         let keep = self.keep(repo, &row).await?;
-        if store.collect(repo, &keep).await? {
+        if store.repository(repo).collect(&keep).await? {
             tracing::debug!(%repo, "removed objects that nothing refers to");
         }
         Ok(())
@@ -304,6 +306,21 @@ impl Executor {
             .ask(move |purgatory| purgatory.wanted_tips(&asked, &maintainers))
             .await?;
         Ok(Keep::at(self.parts.relay.now().unix, wanted))
+    }
+
+    /// Returns the pull requests that have a ref in a contributor's repository.
+    pub(super) async fn contributions(&self, repo: &RepoId) -> Result<BTreeSet<EventId>, GitError> {
+        let Some(store) = &self.parts.contributors else {
+            return Ok(BTreeSet::new());
+        };
+        let Some(view) = store.row(repo).await?.view else {
+            return Ok(BTreeSet::new());
+        };
+        // The last pull request of a repository may have been deleted.
+        if view.refs.refs.is_empty() {
+            remove_empty(store, &self.active_work, repo).await?;
+        }
+        Ok(view.refs.refs.keys().filter_map(RefName::event).collect())
     }
 }
 
@@ -338,23 +355,6 @@ impl Unavailable {
     /// Forgets what was noted about a repository.
     pub(super) fn forget(&self, repo: &RepoId) {
         self.0.lock().retain(|(known, _)| known != repo);
-    }
-}
-
-impl Executor {
-    /// Returns the pull requests that have a ref in a contributor's repository.
-    pub(super) async fn contributions(&self, repo: &RepoId) -> Result<BTreeSet<EventId>, GitError> {
-        let Some(store) = &self.parts.contributors else {
-            return Ok(BTreeSet::new());
-        };
-        let Some(view) = store.row(repo).await?.view else {
-            return Ok(BTreeSet::new());
-        };
-        // The last pull request of a repository may have been deleted.
-        if view.refs.refs.is_empty() {
-            remove_empty(store, &self.active_work, repo).await?;
-        }
-        Ok(view.refs.refs.keys().filter_map(RefName::event).collect())
     }
 }
 

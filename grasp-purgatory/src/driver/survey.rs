@@ -69,7 +69,8 @@ impl Executor {
         if self.is_vacant(&reader, repo).await? {
             return Ok(Survey::default());
         }
-        let (asked, keys) = (repo.clone(), maintainers.clone());
+        let asked = repo.clone();
+        let keys = maintainers.clone();
         let held = self
             .ask(move |purgatory| purgatory.held_for(&asked, &keys))
             .await?;
@@ -309,7 +310,13 @@ impl Executor {
             if maintained.repo == *guard.repo() {
                 continue;
             }
-            if let Some(source) = self.parts.repos.source(&maintained.repo, tips).await? {
+            if let Some(source) = self
+                .parts
+                .repos
+                .repository(&maintained.repo)
+                .source(tips)
+                .await?
+            {
                 let claimant = Claimant::default().signed_by(author);
                 let claimant = match maintained.presence {
                     Presence::Stored => claimant.with_authority(),
@@ -340,7 +347,7 @@ impl Executor {
             if endpoint == Endpoint::Repository && place == *guard.repo() {
                 continue;
             }
-            if let Some(source) = store.source(&place, &tips).await? {
+            if let Some(source) = store.repository(&place).source(&tips).await? {
                 if self.copy(guard, &source, &tips, claimant).await? {
                     return Ok(true);
                 }
@@ -359,7 +366,7 @@ impl Executor {
         claimant: Claimant,
     ) -> Result<bool, GitError> {
         let repo = guard.repo().clone();
-        let incoming = self.parts.repos.copy(source, guard, tips).await?;
+        let incoming = guard.copy(source, tips).await?;
         let bytes = incoming.bytes().await?;
         if bytes > self.hunted_room(&repo, &claimant).await? {
             tracing::debug!(%repo, "no room for objects of another repository");

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use grasp_core::{Mono, RepoId};
+use grasp_core::{Mono, Oid, RepoId};
 use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::queue::{self, Work, WorkQueues};
-use super::{LocalRelay, ORDER_QUEUE, Order, Question, RepoNews, Until};
+use super::{LocalRelay, ORDER_QUEUE, Order, Outcomes, Question, RepoNews, Upload};
 use crate::database::{Commit, DatabaseError};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
-use crate::{CleanupTask, HoldOutcome, Input, Output, Outputs, PassNumber, Purgatory};
+use crate::{CleanupTask, HoldOutcome, Input, Output, Outputs, Purgatory, PushTarget};
 
 /// Turns that share one write of their records.
 const MAX_TURNS_PER_WRITE: usize = 64;
@@ -37,11 +37,81 @@ impl Inbox {
     }
 }
 
-/// A caller that waits until passes have ended, or an event is no longer in purgatory.
-pub(super) struct Waiter {
-    event: Option<EventId>,
-    passes: Vec<(RepoId, PassNumber)>,
-    reply: oneshot::Sender<()>,
+/// The callers that wait for an output of the core.
+#[derive(Default)]
+pub(super) struct Callers {
+    /// Senders of events, until they are held or refused.
+    senders: BTreeMap<EventId, Vec<EventSender>>,
+    /// Clients that sent events which are held.
+    decisions: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
+    /// Pushes that left an upload.
+    uploads: BTreeMap<(EventId, Oid, PushTarget), Vec<oneshot::Sender<bool>>>,
+    /// Callers that wait for the changes at a repository, by number.
+    settling: BTreeMap<u64, oneshot::Sender<Outcomes>>,
+    /// The number of the last of them.
+    last: u64,
+}
+
+struct EventSender {
+    reply: oneshot::Sender<HoldOutcome>,
+    /// Is told what became of the event, if it is held.
+    decided: Option<oneshot::Sender<HoldOutcome>>,
+}
+
+impl Callers {
+    /// Returns the answer that an output is, to those who wait for it; `None` if none does.
+    fn answer(&mut self, output: Output) -> Option<Work> {
+        Some(match output {
+            Output::Answer { id, outcome } => {
+                let mut waiting = Vec::new();
+                for sender in self.senders.remove(&id)? {
+                    waiting.push(sender.reply);
+                    if let (HoldOutcome::Held, Some(decided)) = (outcome, sender.decided) {
+                        self.decisions.entry(id).or_default().push(decided);
+                    }
+                }
+                Box::pin(async move {
+                    send_all(waiting, outcome);
+                    None
+                })
+            }
+            Output::Decided { id, outcome } => {
+                let waiting = self.decisions.remove(&id)?;
+                Box::pin(async move {
+                    send_all(waiting, outcome);
+                    None
+                })
+            }
+            Output::Settled { caller, outcomes } => {
+                let reply = self.settling.remove(&caller)?;
+                Box::pin(async move {
+                    let _ = reply.send(outcomes);
+                    None
+                })
+            }
+            Output::Staged {
+                id,
+                tip,
+                target,
+                is_kept,
+            } => {
+                let waiting = self.uploads.remove(&(id, tip, target))?;
+                Box::pin(async move {
+                    send_all(waiting, is_kept);
+                    None
+                })
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Sends the same answer to all who wait for it.
+fn send_all<T: Copy>(waiting: Vec<oneshot::Sender<T>>, answer: T) {
+    for reply in waiting {
+        // The caller may be gone.
+        let _ = reply.send(answer);
+    }
 }
 
 /// The state of the task.
@@ -49,8 +119,7 @@ pub(super) struct Task {
     pub(super) purgatory: Purgatory,
     pub(super) queues: WorkQueues,
     pub(super) hunting: Option<HuntHandle>,
-    pub(super) answers: BTreeMap<EventId, Vec<oneshot::Sender<HoldOutcome>>>,
-    pub(super) waiters: Vec<Waiter>,
+    pub(super) callers: Callers,
     pub(super) news: broadcast::Sender<RepoNews>,
     /// `false` while records cannot be written.
     pub(super) writes: watch::Sender<bool>,
@@ -86,7 +155,6 @@ impl Task {
             for turn in turns {
                 self.perform(turn.effects);
             }
-            self.wake();
         }
         if let Err(error) = self.queues.executor.commit(Commit::default()).await {
             tracing::debug!(%error, "the last additions of git data were not saved");
@@ -107,8 +175,10 @@ impl Task {
                 hold,
                 origin,
                 reply,
+                decided,
             } => {
-                self.answers.entry(event.id).or_default().push(reply);
+                let senders = self.callers.senders.entry(event.id).or_default();
+                senders.push(EventSender { reply, decided });
                 self.purgatory.handle(
                     now,
                     Input::Held {
@@ -122,20 +192,28 @@ impl Task {
                 question(&self.purgatory);
                 Outputs::default()
             }
-            Order::Wait { until, reply } => {
-                let (event, passes) = match until {
-                    Until::Settled(repo) => {
-                        let pass = self.purgatory.pending_pass(&repo);
-                        (None, pass.map(|pass| (repo, pass)).into_iter().collect())
-                    }
-                    Until::Decided(id) => (Some(id), self.purgatory.passes_for(&id)),
+            Order::Settle {
+                repo,
+                events,
+                reply,
+            } => {
+                self.callers.last += 1;
+                let caller = self.callers.last;
+                self.callers.settling.insert(caller, reply);
+                let settle = Input::Settle {
+                    repo,
+                    caller,
+                    events,
                 };
-                self.waiters.push(Waiter {
-                    event,
-                    passes,
-                    reply,
-                });
-                Outputs::default()
+                self.purgatory.handle(now, settle)
+            }
+            Order::Stage { upload, reply } => {
+                let Upload {
+                    id, tip, target, ..
+                } = &upload;
+                let key = (*id, *tip, target.clone());
+                self.callers.uploads.entry(key).or_default().push(reply);
+                self.purgatory.handle(now, upload.into())
             }
             Order::Maintain { repo, done } => {
                 self.maintain(repo, done);
@@ -147,7 +225,8 @@ impl Task {
     /// Queues the maintenance of a repository.
     fn maintain(&mut self, repo: RepoId, done: oneshot::Sender<()>) {
         let has_held = self.purgatory.has_held(&repo);
-        let (executor, maintained) = (self.queues.executor.clone(), repo.clone());
+        let executor = self.queues.executor.clone();
+        let maintained = repo.clone();
         let work: Work = Box::pin(async move {
             executor.maintain(&maintained, has_held).await;
             let _ = done.send(());
@@ -188,8 +267,10 @@ impl Task {
         inbox: &mut Inbox,
     ) -> bool {
         self.writes.send_replace(false);
-        self.answers.clear();
-        self.waiters.clear();
+        self.callers = Callers {
+            last: self.callers.last,
+            ..Callers::default()
+        };
         let mut again = self.relay().now().mono + WRITE_RETRY;
         loop {
             let order = tokio::select! {
@@ -205,7 +286,11 @@ impl Task {
             };
             match order {
                 None => return false,
-                Some(Order::Hold { .. } | Order::Wait { .. }) => {}
+                Some(Order::Hold { .. }) => {}
+                Some(Order::Settle { repo, .. }) => {
+                    late.push_back(Order::Tell(Input::Changed { repo }));
+                }
+                Some(Order::Stage { upload, .. }) => late.push_back(Order::Tell(upload.into())),
                 Some(Order::Ask(question)) => question(&self.purgatory),
                 Some(order) => late.push_back(order),
             }
@@ -264,41 +349,15 @@ impl Task {
                 }
                 None
             }),
-            Output::Answer { id, outcome } => {
-                let waiting = self.answers.remove(&id).unwrap_or_default();
-                Box::pin(async move {
-                    waiting
-                        .into_iter()
-                        .for_each(|reply| _ = reply.send(outcome));
-                    None
-                })
-            }
+            Output::Answer { .. }
+            | Output::Decided { .. }
+            | Output::Settled { .. }
+            | Output::Staged { .. } => return self.callers.answer(output),
             Output::Hunt { repo, after } => {
                 self.hunting.as_ref()?.want(repo, after);
                 return None;
             }
         })
-    }
-
-    /// Wakes the waiters whose condition holds, and drops those that do not wait any more.
-    fn wake(&mut self) {
-        for waiter in std::mem::take(&mut self.waiters) {
-            if waiter.is_over(&self.purgatory) {
-                let _ = waiter.reply.send(());
-            } else if !waiter.reply.is_closed() {
-                self.waiters.push(waiter);
-            }
-        }
-    }
-}
-
-impl Waiter {
-    fn is_over(&self, purgatory: &Purgatory) -> bool {
-        self.event.is_some_and(|id| !purgatory.contains(&id))
-            || self
-                .passes
-                .iter()
-                .all(|(name, pass)| purgatory.pass_ended(name, *pass))
     }
 }
 

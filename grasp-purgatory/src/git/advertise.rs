@@ -16,10 +16,7 @@ use grasp_core::{Oid, RefName, RepoId};
 use tokio::io::AsyncReadExt as _;
 
 use super::check::Objects;
-use super::command::GitCommand;
 use super::error::GitError;
-use super::limits::ProcessLimits;
-use super::process::GitProcess;
 use super::refs::{Refs, Target};
 use super::store::RepoStore;
 use super::{blocking, check, layout};
@@ -185,7 +182,7 @@ impl RepoStore {
         capabilities: &Capabilities,
         claimant: Claimant,
     ) -> Result<RefList, GitError> {
-        let objects = self.objects(repo).await?;
+        let objects = self.repository(repo).objects().await?;
         let packs = objects.dir.objects().join("pack");
         // Which objects are here depends on the packs alone.
         let packs = blocking(move || layout::list(&packs)).await?;
@@ -412,7 +409,8 @@ impl LsRefs {
     /// Parses a whole request; `None` if it is another command or has anything unexpected in it.
     fn parse(mut bytes: &[u8]) -> Option<Self> {
         let mut request = Self::default();
-        let (mut is_command, mut in_arguments) = (true, false);
+        let mut is_command = true;
+        let mut in_arguments = false;
         loop {
             let (pkt, rest) = read_pkt(bytes).ok()??;
             bytes = rest;
@@ -529,82 +527,11 @@ impl Protocol {
         versions.max().unwrap_or_default()
     }
 
-    fn value(self) -> &'static str {
+    pub(super) fn value(self) -> &'static str {
         match self {
             Self::V0 => "version=0",
             Self::V1 => "version=1",
             Self::V2 => "version=2",
         }
-    }
-}
-
-impl RepoStore {
-    /// Starts git's answer to `info/refs`, without the line that HTTP puts before it. Nothing is to be fed.
-    pub async fn advertise(
-        &self,
-        repo: &RepoId,
-        (service, protocol): (Service, Protocol),
-        claimant: Claimant,
-    ) -> Result<GitProcess, GitError> {
-        let arguments = ["--http-backend-info-refs"];
-        let mut process = self
-            .serve(repo, (service, protocol), claimant, &arguments)
-            .await?;
-        drop(process.take_stdin());
-        Ok(process)
-    }
-
-    /// Starts one round of fetching: the client's request is fed, git's answer read, both at once.
-    pub async fn upload_pack(
-        &self,
-        repo: &RepoId,
-        protocol: Protocol,
-        claimant: Claimant,
-    ) -> Result<GitProcess, GitError> {
-        let service = (Service::UploadPack, protocol);
-        self.serve(repo, service, claimant, &["--stateless-rpc"])
-            .await
-    }
-
-    async fn serve(
-        &self,
-        repo: &RepoId,
-        (service, protocol): (Service, Protocol),
-        claimant: Claimant,
-        arguments: &[&str],
-    ) -> Result<GitProcess, GitError> {
-        let (view, present) = self.readable(repo).await?;
-        let mut command = self
-            .serving_command((service, protocol), arguments)
-            .arg(view);
-        let bytes = match present {
-            Some(present) => {
-                command = command.keeping(present.in_use.clone());
-                present.bytes()
-            }
-            None => self.repo_bytes(repo).await?,
-        };
-        command
-            .limited(ProcessLimits::for_data(&claimant, bytes))
-            .claimed_by(claimant)
-            .serving_client()
-            .spawn()
-            .await
-    }
-
-    /// Returns the command that serves a client, without the repository.
-    pub(super) fn serving_command(
-        &self,
-        (service, protocol): (Service, Protocol),
-        arguments: &[&str],
-    ) -> GitCommand {
-        let subcommand = match service {
-            Service::UploadPack => "upload-pack",
-            Service::ReceivePack => "receive-pack",
-        };
-        self.git()
-            .command(subcommand)
-            .args(arguments)
-            .protocol(protocol.value())
     }
 }

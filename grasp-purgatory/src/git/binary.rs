@@ -13,6 +13,7 @@ use grasp_core::resources::Bounds;
 use super::command::GitCommand;
 use super::error::BinaryError;
 use super::limits::{CPU_PERIOD, CpuMeter};
+use super::serving::SERVING_MEMORY_BYTES;
 use crate::resources::SharedPool;
 
 /// A release of git: its first two numbers.
@@ -57,14 +58,20 @@ pub struct Slots {
     pub remote_memory: u64,
     /// CPU time of all processes for clients in ten minutes. A quarter is kept for maintainers.
     pub client_cpu: Duration,
+    /// Pages that are made at the same time.
+    pub pages: NonZeroUsize,
+    /// CPU time for all pages in ten minutes.
+    pub page_cpu: Duration,
 }
 
 impl Default for Slots {
     /// Two processes per processor, sixteen per processor for clients, and as many for other servers; 1.5 GiB for
-    /// pushes and 3 GiB for what other servers send; all the CPU time that there is.
+    /// pushes and 3 GiB for what other servers send; all the CPU time that there is. One page per processor, and a quarter
+    /// of the CPU time.
     fn default() -> Self {
         const MIB: u64 = 1024 * 1024;
         let cpus = available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let all_cpu = CPU_PERIOD.saturating_mul(u32::try_from(cpus.get()).unwrap_or(u32::MAX));
         let times = |n: usize| cpus.saturating_mul(NonZeroUsize::new(n).unwrap_or(cpus));
         Self {
             local_processes: times(2),
@@ -72,7 +79,9 @@ impl Default for Slots {
             remote_processes: times(16),
             unpack_memory: 1_536 * MIB,
             remote_memory: 3_072 * MIB,
-            client_cpu: CPU_PERIOD.saturating_mul(u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
+            client_cpu: all_cpu,
+            pages: cpus,
+            page_cpu: all_cpu / 4,
         }
     }
 }
@@ -122,8 +131,14 @@ pub(super) struct Pools {
     pub(super) client_steps: SharedPool,
     /// Memory for lists of refs that are being encoded and sent, in bytes.
     pub(super) list_memory: SharedPool,
+    /// Memory of processes that serve clients, in bytes.
+    pub(super) serving_memory: SharedPool,
     /// CPU time for clients.
     pub(super) client_cpu: CpuMeter,
+    /// Pages that are being made.
+    pub(super) pages: SharedPool,
+    /// CPU time for pages.
+    pub(super) page_cpu: CpuMeter,
 }
 
 impl Pools {
@@ -135,6 +150,8 @@ impl Pools {
             unpack_memory,
             remote_memory,
             client_cpu,
+            pages,
+            page_cpu,
         } = slots;
         let processes = |count: NonZeroUsize| Bounds::of(count.get() as u64);
         let local = processes(local_processes);
@@ -168,7 +185,16 @@ impl Pools {
                 smallest: MAX_LIST_CLAIM_BYTES,
                 ..Bounds::of(TOTAL_LIST_MEMORY_BYTES)
             }),
+            serving_memory: SharedPool::new(Bounds {
+                reserve: 0,
+                ..Bounds::of(SERVING_MEMORY_BYTES)
+            }),
             client_cpu: CpuMeter::new(client_cpu),
+            pages: SharedPool::new(Bounds {
+                reserve: 0,
+                ..processes(pages)
+            }),
+            page_cpu: CpuMeter::without_reserve(page_cpu),
         }
     }
 }

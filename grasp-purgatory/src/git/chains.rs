@@ -27,7 +27,8 @@ const IDS: u64 = 8 + 256 * 4;
 /// Returns whether no delta chain of a pack is longer than [`MAX_CHAIN`].
 pub(super) fn are_short(pack: &Path, index: &Path) -> io::Result<bool> {
     let index = PackIndex::open(index)?;
-    let (by_id, mut ids) = (index.starts()?, None);
+    let by_id = index.starts()?;
+    let mut ids = None;
     let mut starts = by_id.clone();
     starts.sort_unstable();
     let mut pack = BufReader::with_capacity(WINDOW, File::open(pack)?);
@@ -59,7 +60,8 @@ fn are_at_most(most: u16, bases: &[Option<u32>]) -> bool {
     let mut depths: Vec<Option<u16>> = vec![None; bases.len()];
     let mut chain = Vec::new();
     for entry in 0..bases.len() {
-        let (mut next, mut depth) = (Some(entry), 0);
+        let mut next = Some(entry);
+        let mut depth = 0;
         while let Some(entry) = next {
             if let Some(known) = depths.get(entry).copied().flatten() {
                 depth = known + 1;

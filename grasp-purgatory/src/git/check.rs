@@ -21,7 +21,7 @@ use super::layout::{self, RepoDir};
 use super::limits::ProcessLimits;
 use super::packs::cache::InUse;
 use super::process::Finished;
-use super::store::{Quarantine, RepoStore};
+use super::store::Quarantine;
 
 const REV_LIST: &str = "rev-list";
 
@@ -74,18 +74,6 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// The objects of a repository that are on disk, for the server's own work.
-    pub(super) fn of(store: &RepoStore, dir: RepoDir) -> Self {
-        let (git, claimant) = (store.git().clone(), Claimant::server());
-        Self {
-            git,
-            dir,
-            incoming: None,
-            in_use: None,
-            claimant,
-        }
-    }
-
     /// A command that reads these objects, and writes new ones where things are received.
     pub(super) fn command(&self, subcommand: &'static str) -> GitCommand {
         let command = self.git.command(subcommand).repository(self.dir.path());
@@ -152,7 +140,9 @@ impl Objects {
         &self,
         tips: &BTreeSet<Oid>,
     ) -> Result<(BTreeSet<Oid>, BTreeSet<Oid>), GitError> {
-        let (tips, dir, stores) = (tips.clone(), self.dir.clone(), self.stores());
+        let tips = tips.clone();
+        let dir = self.dir.clone();
+        let stores = self.stores();
         blocking(move || {
             let proofs = Proofs::load(&dir)?;
             let unproven: BTreeSet<_> = tips

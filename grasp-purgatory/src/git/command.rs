@@ -12,8 +12,10 @@ use tokio::process::Command;
 
 use super::binary::{Git, ProcessPool};
 use super::error::GitError;
-use super::limits::{self, ProcessLimits};
+use super::limits::{self, CpuAccount, ProcessLimits};
+use super::page::PageWork;
 use super::process::{Finished, GitProcess, OutputWatch};
+use crate::resources::Holding;
 
 /// Settings of every git process. Given by environment, so that git's own child processes obey them too.
 const SETTINGS: &[(&str, &str)] = &[
@@ -77,6 +79,8 @@ pub struct GitCommand {
     watch: OutputWatch,
     limit: Option<Duration>,
     keep: Vec<Keep>,
+    /// The page that it works for, whose slot and account it uses.
+    page: Option<PageWork>,
 }
 
 /// Something that must outlive the last of the processes.
@@ -96,6 +100,7 @@ impl GitCommand {
             watch: OutputWatch::default(),
             limit: None,
             keep: Vec::new(),
+            page: None,
         }
     }
 
@@ -180,6 +185,13 @@ impl GitCommand {
         self
     }
 
+    /// Works for a page, in the slot of the page and on its account.
+    pub(super) fn working_for(mut self, page: &PageWork) -> Self {
+        self.page = Some(page.clone());
+        self.claimant = page.claimant();
+        self
+    }
+
     /// Talks to other servers by HTTP, and takes one of the slots for that. Its error output has the headers of answers.
     pub(super) fn talking_to_servers(mut self) -> Self {
         self.pool = ProcessPool::Remote;
@@ -211,7 +223,12 @@ impl GitCommand {
     }
 
     /// Waits for a slot, then starts.
-    pub async fn spawn(self) -> Result<GitProcess, GitError> {
+    pub async fn spawn(mut self) -> Result<GitProcess, GitError> {
+        if let Some(page) = self.page.take() {
+            let cpu = page.account();
+            self.keep.push(Arc::new(page));
+            return self.start(None, cpu);
+        }
         let longest_wait = match self.pool {
             ProcessPool::Client => CLIENT_WAIT,
             ProcessPool::Local | ProcessPool::Remote => BACKGROUND_WAIT,
@@ -227,6 +244,10 @@ impl GitCommand {
             .client_cpu
             .open(self.claimant)
             .map_err(GitError::Busy)?;
+        self.start(Some(slot), cpu)
+    }
+
+    fn start(self, slot: Option<Holding>, cpu: Option<CpuAccount>) -> Result<GitProcess, GitError> {
         let spawned = self.to_command().spawn();
         let child = spawned.map_err(|source| GitError::Spawn {
             command: self.name,
@@ -247,7 +268,8 @@ impl GitCommand {
 
     /// Runs to the end with this input, and returns a bounded part of the output.
     pub async fn run(self, input: Vec<u8>) -> Result<Finished, GitError> {
-        let (command, limit) = (self.name, self.limit);
+        let command = self.name;
+        let limit = self.limit;
         let process = self.spawn().await?;
         let Some(after) = limit else {
             return process.run(input).await;

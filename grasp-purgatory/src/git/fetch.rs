@@ -6,7 +6,7 @@
 
 mod error;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_core::resources::Claimant;
-use grasp_core::{CloneUrl, Oid, RepoId};
+use grasp_core::{CloneUrl, Oid, RefName, RepoId};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -173,6 +173,34 @@ impl Fetcher {
         url: &CloneUrl,
         wanted: &BTreeSet<Oid>,
     ) -> Result<Advertisement, FetchError> {
+        let text = self.list_text(url).await?;
+        let refs = text.lines().filter_map(|line| {
+            let (oid, name) = line.split_once('\t')?;
+            Some((name, oid.parse().ok()?))
+        });
+        Ok(Advertisement::read(refs, wanted))
+    }
+
+    /// Asks a server for its branches and tags.
+    pub async fn refs(&self, url: &CloneUrl) -> Result<BTreeMap<RefName, Oid>, FetchError> {
+        let text = self.list_text(url).await?;
+        let mut refs = BTreeMap::new();
+        for line in text.lines() {
+            let Some((oid, name)) = line.split_once('\t') else {
+                continue;
+            };
+            let (Ok(oid), Ok(name)) = (oid.parse(), RefName::new(name)) else {
+                continue;
+            };
+            if name.is_branch_or_tag() {
+                refs.insert(name, oid);
+            }
+        }
+        Ok(refs)
+    }
+
+    /// Returns the list of refs that a server writes, a line each.
+    async fn list_text(&self, url: &CloneUrl) -> Result<String, FetchError> {
         let pin = self.pin(url).await?;
         let mut finished = self
             .run_list(url, pin.clone(), LISTING_PROCESS_BYTES)
@@ -183,12 +211,7 @@ impl Fetcher {
         if is_short(&finished) {
             return Err(FetchError::TooManyRefs);
         }
-        let text = accepted(finished)?;
-        let refs = text.lines().filter_map(|line| {
-            let (oid, name) = line.split_once('\t')?;
-            Some((name, oid.parse().ok()?))
-        });
-        Ok(Advertisement::read(refs, wanted))
+        accepted(finished)
     }
 
     /// Runs `git ls-remote` with so much memory for each of its processes.
@@ -249,7 +272,12 @@ impl Fetcher {
         answered: oneshot::Sender<()>,
     ) -> Result<Fetched, FetchError> {
         let pin = self.pin(url).await?;
-        let incoming = self.store.incoming_for(repo).await.map_err(ours)?;
+        let incoming = self
+            .store
+            .repository(repo)
+            .incoming_for()
+            .await
+            .map_err(ours)?;
         let mut memory = Memory::AtFirst {
             listing: LISTING_PROCESS_BYTES,
         };
@@ -274,7 +302,8 @@ impl Fetcher {
         let limit = self.limits.objects;
         if incoming.count().await.map_err(ours)? > limit.saturating_mul(2) {
             self.store
-                .take_in(repo, incoming, &BTreeSet::new())
+                .repository(repo)
+                .take_in(incoming, &BTreeSet::new())
                 .await
                 .map_err(ours)?;
             return Err(FetchError::TooManyObjects { limit });
@@ -283,7 +312,8 @@ impl Fetcher {
         // Complete histories count in spite of errors: a server that breaks one history may send others.
         let got = self
             .store
-            .take_in(repo, incoming, oids)
+            .repository(repo)
+            .take_in(incoming, oids)
             .await
             .map_err(ours)?;
         let lacks = got.len() < oids.len();
@@ -428,7 +458,8 @@ impl Fetcher {
 
     /// Judges where a URL leads, and makes git go there and nowhere else. A literal address needs no pin.
     async fn pin(&self, url: &CloneUrl) -> Result<Option<String>, FetchError> {
-        let (host, from) = (url.host(), Provenance::Event);
+        let host = url.host();
+        let from = Provenance::Event;
         self.policy.judge_host(from, &host)?;
         let name = host.name();
         if name.parse::<IpAddr>().is_ok() {

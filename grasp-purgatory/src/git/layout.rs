@@ -171,6 +171,11 @@ impl RepoDir {
         self.path.join("objects")
     }
 
+    /// The file of a pack.
+    pub(super) fn pack(&self, name: &str) -> PathBuf {
+        self.path.join(format!("objects/pack/{name}.pack"))
+    }
+
     pub(super) fn proofs(&self) -> PathBuf {
         self.path.join("packed-refs")
     }

@@ -204,19 +204,30 @@ pub(super) struct CpuAccount {
 impl CpuMeter {
     /// Creates a meter with this much CPU time for all clients in each [`CPU_PERIOD`].
     pub(super) fn new(total: Duration) -> Self {
-        let total = microseconds(total);
-        let smallest = microseconds(SMALLEST_CPU_SHARE).min(total / 8);
-        let meter = Meter::new(
-            Bounds {
-                smallest,
-                ..Bounds::of(total)
-            },
-            CPU_PERIOD,
-        );
+        Self::within(Bounds::of(microseconds(total)))
+    }
+
+    /// Creates a meter of which nothing is kept for claimants with authority.
+    pub(super) fn without_reserve(total: Duration) -> Self {
+        Self::within(Bounds {
+            reserve: 0,
+            ..Bounds::of(microseconds(total))
+        })
+    }
+
+    fn within(bounds: Bounds) -> Self {
+        let smallest = microseconds(SMALLEST_CPU_SHARE).min(bounds.total / 8);
+        let meter = Meter::new(Bounds { smallest, ..bounds }, CPU_PERIOD);
         Self {
             microseconds: Arc::new(Mutex::new(meter)),
             began: Instant::now(),
         }
+    }
+
+    /// Returns whether at least half of all CPU time is used.
+    pub(super) fn is_half_used(&self) -> bool {
+        let mut meter = self.microseconds.lock();
+        meter.usage(self.now()).all * 2 >= meter.bounds().total
     }
 
     /// Opens the account of a process that is about to start, unless its claimant has used up its share. The server's

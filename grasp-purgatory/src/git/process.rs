@@ -47,7 +47,7 @@ struct Running {
     /// Charged once, before the process is reaped.
     cpu: Option<CpuAccount>,
     // Dropped last: the slot, and what the processes were working on.
-    _slot: Holding,
+    _slot: Option<Holding>,
     _keep: Vec<Keep>,
 }
 
@@ -69,11 +69,12 @@ impl GitProcess {
         name: &'static str,
         mut child: Child,
         watch: OutputWatch,
-        (slot, cpu): (Holding, Option<CpuAccount>),
+        (slot, cpu): (Option<Holding>, Option<CpuAccount>),
         keep: Vec<Keep>,
     ) -> Self {
         let group = limits::pid(&child);
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take();
         let output = tokio::spawn(read(child.stderr.take(), group, watch));
         let running = Running {
             child,
@@ -117,7 +118,8 @@ impl GitProcess {
 
     /// Feeds it, reads it and waits for its end, all at once.
     pub(super) async fn run(mut self, input: Vec<u8>) -> Result<Finished, GitError> {
-        let (stdin, stdout) = (self.stdin.take(), self.stdout.take());
+        let stdin = self.stdin.take();
+        let stdout = self.stdout.take();
         let feed = async move {
             if let Some(mut stdin) = stdin {
                 // Git may know enough before it has read everything; its exit status tells.
@@ -297,7 +299,8 @@ async fn read(
     group: Option<Pid>,
     mut watch: OutputWatch,
 ) -> ErrorOutput {
-    let (mut output, mut line) = (ErrorOutput::default(), Vec::new());
+    let mut output = ErrorOutput::default();
+    let mut line = Vec::new();
     let Some(mut stderr) = stderr else {
         return output;
     };

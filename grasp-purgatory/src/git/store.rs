@@ -1,12 +1,16 @@
 //! All repositories of a server on one disk, as the database names them.
 
 mod collect;
+mod examination;
 mod files;
 mod guard;
 mod incoming;
-mod present;
+mod next_view;
+mod pack_change;
 mod repair;
+mod repository;
 mod staging;
+mod stored;
 mod unpacking;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,34 +19,37 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
-use grasp_core::{Oid, RefName, RepoId};
-use parking_lot::Mutex;
+use grasp_core::{Mono, Oid, RefName, RepoId};
+use nostr::event::EventId;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, flock};
 
 pub use collect::Keep;
-pub use files::{Examination, LostPacks, NamedFiles, PackFault, RepoFiles};
-pub use guard::{RepoGuard, WantedRefs};
-pub use incoming::Incoming;
-pub(super) use present::Present;
+pub use examination::PackFault;
+pub use files::{Examination, LostPacks, NamedFiles, RepoFiles};
+pub use guard::RepoGuard;
+pub use incoming::{CopySource, Incoming};
+pub use next_view::WantedRefs;
 pub use repair::Inspection;
+pub use repository::Repository;
 pub use staging::StagingLimits;
 pub(super) use unpacking::Quarantine;
 pub use unpacking::Unpacking;
 
+use self::stored::{Present, StoredPacks};
 use super::advertise::{Capabilities, ListCache};
 use super::binary::Git;
 use super::blocking;
 use super::cache::BoundedCache;
-use super::check::{Objects, Proofs};
 use super::error::GitError;
 use super::layout::{self, Layout, RepoDir, VERSION};
-use super::packs::{PackCache, UnnamedObjects};
-use crate::active_work::ActiveWork;
-use crate::database::{Database, Pack, RepoRow, RetiredRef, View, ViewHead};
+use super::packs::{PackCache, PackFigures};
+use crate::active_work::{ActiveWork, WorkGuard};
+use crate::database::{Database, Pack, RepoRow, View, ViewHead};
 use crate::resources::{Holding, SharedPool};
 
 /// Number of locks from which on unused ones are dropped.
@@ -53,6 +60,12 @@ const VIEW_CACHE_BYTES: u64 = 32 * 1024 * 1024;
 
 /// CPU time for reading one ref of a view from the database, which reads in threads of its own.
 const CPU_PER_READ_REF: Duration = Duration::from_nanos(500);
+
+/// How long an open waits for the lock of its directory.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time between two attempts to take that lock.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// All repositories of a server at one endpoint: their objects, their refs, and what waits outside.
 ///
@@ -69,15 +82,14 @@ struct Inner {
     database: Arc<dyn Database>,
     git: Git,
     staging: StagingLimits,
-    packs: Option<PackCache>,
-    locks: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    /// The pack storage, if packs are in one.
+    stored: Option<StoredPacks>,
+    /// Locks, by the keys of their repositories.
+    locks: Mutex<SharedByKey<tokio::sync::Mutex<()>>>,
     /// Turns of pushes and uploads, by the keys of their repositories.
-    turns: Mutex<BTreeMap<String, Weak<SharedPool>>>,
+    turns: Mutex<SharedByKey<SharedPool>>,
     /// What is being received.
     arrivals: ActiveWork,
-    /// Keys of repositories whose packs on disk may be others than the named ones.
-    unsettled: Mutex<BTreeSet<String>>,
-    unnamed_objects: Mutex<UnnamedObjects>,
     next_scratch: AtomicU64,
     removals: AtomicU64,
     capabilities: tokio::sync::OnceCell<Capabilities>,
@@ -85,6 +97,8 @@ struct Inner {
     views: Mutex<BoundedCache<String, View>>,
     /// Lists of refs that were encoded lately.
     lists: ListCache,
+    /// Keys of repositories with objects that git puts together in memory when it serves them.
+    needs_object_memory: Mutex<BTreeSet<String>>,
     // Held while the store is in use.
     _lock: File,
 }
@@ -97,20 +111,6 @@ impl std::fmt::Debug for RepoStore {
     }
 }
 
-/// A change of packs that is not finished. If it never is, who locks the repository next removes what is left of it.
-#[must_use]
-struct Unsettled {
-    store: RepoStore,
-    key: String,
-}
-
-impl Unsettled {
-    /// Notes that the packs on disk are those that are named.
-    fn settle(self) {
-        self.store.inner.unsettled.lock().remove(&self.key);
-    }
-}
-
 /// The turn of a push or an upload. The next one comes when it is dropped.
 #[must_use]
 #[derive(Debug)]
@@ -118,12 +118,6 @@ pub struct Turn {
     _turn: Holding,
     /// All that wait for the same turn share it.
     _turns: Arc<SharedPool>,
-}
-
-/// A repository that has what another one lacks.
-#[derive(Clone, Debug)]
-pub struct CopySource {
-    objects: Objects,
 }
 
 /// A count of removed packs and repositories.
@@ -152,23 +146,24 @@ impl RepoStore {
             database,
             git,
             staging,
-            packs,
+            stored: packs.map(StoredPacks::new),
             locks: Mutex::default(),
             turns: Mutex::default(),
             arrivals: ActiveWork::default(),
-            unsettled: Mutex::default(),
-            unnamed_objects: Mutex::default(),
             next_scratch: AtomicU64::new(0),
             removals: AtomicU64::new(0),
             capabilities: tokio::sync::OnceCell::new(),
             views: Mutex::new(BoundedCache::new(VIEW_CACHE_BYTES)),
             lists: ListCache::default(),
+            needs_object_memory: Mutex::default(),
             _lock: lock,
         };
         let store = Self {
             inner: Arc::new(inner),
         };
-        store.measure_all().await?;
+        if let Some(stored) = store.stored() {
+            stored.measure_all(&store).await?;
+        }
         Ok(store)
     }
 
@@ -180,6 +175,11 @@ impl RepoStore {
     /// Lists of refs that were encoded lately.
     pub(super) fn lists(&self) -> &ListCache {
         &self.inner.lists
+    }
+
+    /// Keys of repositories with objects that git puts together in memory when it serves them.
+    pub(super) fn needs_object_memory(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.inner.needs_object_memory.lock()
     }
 
     /// A repository without refs and objects.
@@ -207,25 +207,48 @@ impl RepoStore {
         &self.inner.database
     }
 
-    /// Waits for its turn to change anything in a repository.
+    /// The pack storage, if packs are in one. The disk is a cache of it then.
+    fn stored(&self) -> Option<&StoredPacks> {
+        self.inner.stored.as_ref()
+    }
+
+    /// Returns figures of the pack storage, if there is one. Stores that share it have the same figures.
+    pub fn pack_figures(&self) -> Option<PackFigures> {
+        self.stored().map(StoredPacks::figures)
+    }
+
+    /// Begins to change repositories, which another process may have changed before: forgets what that may have made
+    /// wrong, and lists the uploads that wait for their event. Without a pack storage there is no other process.
     ///
-    /// Turns come in the order of asking. Other repositories are not affected.
-    pub async fn lock(&self, repo: &RepoId) -> Result<RepoGuard, GitError> {
-        let dir = self.dir(repo);
-        let held = self.lock_of(dir.key()).lock_owned().await;
-        let is_unsettled = self.inner.unsettled.lock().contains(dir.key());
-        let unsettled = is_unsettled.then(|| self.unsettle(&dir));
-        let in_use = match self.packs() {
-            Some(cache) => Some(Arc::new(cache.enter(self.endpoint(), &dir).await)),
-            None => None,
-        };
-        let guard = RepoGuard::new(self.clone(), repo.clone(), dir, (held, in_use));
-        guard.settle_cached().await?;
-        if let Some(unsettled) = unsettled {
-            guard.settle().await?;
-            unsettled.settle();
+    /// To be called before anything is changed, each time that this process becomes the one that writes.
+    pub async fn became_writer(&self) -> Result<(), GitError> {
+        match self.stored() {
+            Some(stored) => stored.became_writer(self).await,
+            None => Ok(()),
         }
-        Ok(guard)
+    }
+
+    /// Deletes objects from the pack storage that nothing has named for a day, and returns their number. For the one
+    /// process that writes.
+    pub async fn sweep(&self, now: Mono) -> Result<usize, GitError> {
+        match self.stored() {
+            Some(stored) => stored.sweep(self, now).await,
+            None => Ok(0),
+        }
+    }
+
+    /// Returns a repository, whether it exists or not.
+    pub fn repository(&self, repo: &RepoId) -> Repository {
+        Repository {
+            store: self.clone(),
+            id: repo.clone(),
+            dir: self.dir(repo),
+        }
+    }
+
+    /// Waits for its turn to change anything in a repository; see [`Repository::lock`].
+    pub async fn lock(&self, repo: &RepoId) -> Result<RepoGuard, GitError> {
+        self.repository(repo).lock().await
     }
 
     /// Waits for the turn to push to a repository. One signed push is judged and carried out at a time, those with
@@ -262,7 +285,11 @@ impl RepoStore {
         claimant: &Claimant,
         timeout: Duration,
     ) -> Result<Turn, GitError> {
-        let turns = self.turns_of(key);
+        let one = Bounds {
+            reserve: 0,
+            ..Bounds::of(1)
+        };
+        let turns = shared(&mut self.inner.turns.lock(), &key, || SharedPool::new(one));
         let turn = turns
             .wait(claimant, 1, timeout)
             .await
@@ -273,74 +300,9 @@ impl RepoStore {
         })
     }
 
-    fn turns_of(&self, key: String) -> Arc<SharedPool> {
-        let mut all = self.inner.turns.lock();
-        if let Some(turns) = all.get(&key).and_then(Weak::upgrade) {
-            return turns;
-        }
-        if all.len() > MANY_LOCKS {
-            all.retain(|_, turns| turns.strong_count() > 0);
-        }
-        let one = Bounds {
-            reserve: 0,
-            ..Bounds::of(1)
-        };
-        let turns = Arc::new(SharedPool::new(one));
-        all.insert(key, Arc::downgrade(&turns));
-        turns
-    }
-
     /// Returns the limits of staging.
     pub fn staging_limits(&self) -> StagingLimits {
         self.inner.staging
-    }
-
-    /// A place for objects that are about to come for this repository, from this claimant.
-    pub async fn incoming(&self, repo: &RepoId, claimant: Claimant) -> Result<Incoming, GitError> {
-        if self.committed(repo).await?.is_none() {
-            return Err(GitError::NoView);
-        }
-        if self.packs().is_some() {
-            return self.lock(repo).await?.incoming(claimant).await;
-        }
-        let (store, repo) = (self.clone(), repo.clone());
-        blocking(move || Incoming::new(&store, (store.dir(&repo), None), &repo, claimant)).await
-    }
-
-    /// A place for objects that are fetched for a repository. It need not be served yet: the objects may be what it
-    /// takes.
-    pub async fn incoming_for(&self, repo: &RepoId) -> Result<Incoming, GitError> {
-        // A removal of the repository that is under way ends first.
-        let guard = self.lock(repo).await?;
-        // The fetch has no authority: any client's event may name the server.
-        guard.incoming(Claimant::default()).await
-    }
-
-    /// Takes tips with their whole history from another repository, of this store or another, for one that lacks them.
-    /// The caller holds the lock of the repository that they are for.
-    pub async fn copy(
-        &self,
-        source: &CopySource,
-        to: &RepoGuard,
-        tips: &BTreeSet<Oid>,
-    ) -> Result<Incoming, GitError> {
-        let mut incoming = to.incoming(Claimant::default()).await?;
-        incoming.fill_from(source.objects.clone(), tips).await?;
-        Ok(incoming)
-    }
-
-    /// Returns a repository to copy from, if it has these tips with their whole history. Takes no lock.
-    pub async fn source(
-        &self,
-        repo: &RepoId,
-        tips: &BTreeSet<Oid>,
-    ) -> Result<Option<CopySource>, GitError> {
-        if self.row(repo).await?.packs.is_empty() {
-            return Ok(None);
-        }
-        let objects = self.objects(repo).await?;
-        let is_complete = objects.examine(tips).await?.is_complete();
-        Ok(is_complete.then_some(CopySource { objects }))
     }
 
     /// Returns the repository that is served at an address: that of the address itself, or the one that it shows. `None`
@@ -448,15 +410,6 @@ impl RepoStore {
             .await?)
     }
 
-    /// Returns the tips that were replaced lately.
-    pub async fn retired_refs(&self, repo: &RepoId) -> Result<Vec<RetiredRef>, GitError> {
-        Ok(self
-            .inner
-            .database
-            .retired(self.inner.endpoint, repo.clone())
-            .await?)
-    }
-
     /// Returns the repositories that have a view, in no particular order.
     pub async fn repositories(&self) -> Result<Vec<RepoId>, GitError> {
         Ok(self
@@ -469,36 +422,6 @@ impl RepoStore {
     /// Returns all repositories, whether they have a view or not.
     pub async fn all(&self) -> Result<BTreeSet<RepoId>, GitError> {
         Ok(self.inner.database.all(self.inner.endpoint).await?)
-    }
-
-    /// Returns a directory in which git reads a repository as it is committed now. What is returned with it keeps it
-    /// there.
-    pub(super) async fn readable(
-        &self,
-        repo: &RepoId,
-    ) -> Result<(PathBuf, Option<Present>), GitError> {
-        let mut view = self.view(repo).await?;
-        let present = self.present(repo).await?;
-        if let Some(of_row) = present.as_ref().and_then(|it| it.row.view.as_ref()) {
-            // The refs of the same moment as the packs.
-            view = of_row.clone();
-        }
-        let (store, dir) = (self.clone(), self.dir(repo));
-        let readable = blocking(move || {
-            if !dir.objects().is_dir() {
-                return Ok(store.workbench());
-            }
-            let scratch = store.scratch();
-            match dir.cached_view(&view.refs, view.generation, &scratch) {
-                // The directory is a cache: git finds the objects of every list of refs that was sent without it.
-                Err(error) if error.is_disk_full() => {
-                    layout::remove(&scratch)?;
-                    Ok(dir.path().to_owned())
-                }
-                cached => cached,
-            }
-        });
-        Ok((readable.await?, present))
     }
 
     pub(super) fn dir(&self, repo: &RepoId) -> RepoDir {
@@ -531,30 +454,70 @@ impl RepoStore {
         Removals(self.inner.removals.load(Ordering::SeqCst))
     }
 
-    /// Notes that packs of a repository are about to change. The caller holds its lock.
-    fn unsettle(&self, dir: &RepoDir) -> Unsettled {
-        self.inner.unsettled.lock().insert(dir.key().to_owned());
-        Unsettled {
-            store: self.clone(),
-            key: dir.key().to_owned(),
-        }
-    }
-
     fn count_removal(&self) {
         self.inner.removals.fetch_add(1, Ordering::SeqCst);
     }
 
     fn lock_of(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut locks = self.inner.locks.lock();
-        if let Some(lock) = locks.get(key).and_then(Weak::upgrade) {
-            return lock;
+        shared(&mut self.inner.locks.lock(), key, Default::default)
+    }
+
+    /// Notes that objects are being received for a repository, which keeps it.
+    fn begin_arrival(&self, repo: &RepoId) -> WorkGuard {
+        self.inner.arrivals.begin(repo)
+    }
+
+    /// Returns whether objects are being received for a repository.
+    fn awaits(&self, repo: &RepoId) -> bool {
+        self.inner.arrivals.is_active(repo)
+    }
+
+    /// Drops staged uploads that are not among these, and returns their number.
+    ///
+    /// For the start, before any push: a run that ended between receiving an upload and journaling it has
+    /// promised nothing for it.
+    pub async fn forget_staged_but(
+        &self,
+        keep: BTreeSet<(EventId, Oid)>,
+    ) -> Result<usize, GitError> {
+        let staging = self.layout().staging();
+        let gone = blocking(move || staging::remove_others(&staging, &keep)).await?;
+        if let Some(stored) = self.stored() {
+            stored.delete_uploads(self, &gone).await;
         }
-        if locks.len() > MANY_LOCKS {
-            locks.retain(|_, lock| lock.strong_count() > 0);
-        }
-        let lock = Arc::default();
-        locks.insert(key.to_owned(), Arc::downgrade(&lock));
-        lock
+        Ok(gone.len())
+    }
+}
+
+/// Values by key, each for as long as it is used.
+type SharedByKey<T> = BTreeMap<String, Weak<T>>;
+
+/// Returns the value of a key, which is made unless it is in use.
+fn shared<T>(values: &mut SharedByKey<T>, key: &str, make: impl FnOnce() -> T) -> Arc<T> {
+    if let Some(value) = values.get(key).and_then(Weak::upgrade) {
+        return value;
+    }
+    if values.len() > MANY_LOCKS {
+        values.retain(|_, value| value.strong_count() > 0);
+    }
+    let value = Arc::new(make());
+    values.insert(key.to_owned(), Arc::downgrade(&value));
+    value
+}
+
+/// Brings the packs of a repository onto disk; `None` where they are there.
+async fn present(repository: &Repository) -> Result<Option<Present>, GitError> {
+    match repository.store.stored() {
+        Some(stored) => Ok(Some(stored.bring(repository).await?)),
+        None => Ok(None),
+    }
+}
+
+/// Notes the size of a repository on disk, where that is a cache.
+async fn measure(repository: &Repository) -> Result<(), GitError> {
+    match repository.store.stored() {
+        Some(stored) => stored.measure(repository, 0).await,
+        None => Ok(()),
     }
 }
 
@@ -576,17 +539,25 @@ fn prepare(
         layout::create_dir(&dir)?;
     }
     layout.create_workbench()?;
-    remove_unnamed(&layout, named)?;
+    pack_change::remove_unnamed_below(&layout, named)?;
     Ok((layout, lock))
 }
 
+/// Takes the lock of the directory. A process that another thread has just started holds copies of the server's files
+/// until it executes its program, so the lock of a server that has ended may outlive it for a moment.
 fn claim(root: &Path, layout: &Layout) -> Result<File, GitError> {
     let path = layout.lock();
     let file = File::create(&path).map_err(|source| GitError::io("create", &path, source))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(GitError::InUse(root.to_owned())),
-        Err(error) => Err(GitError::io("lock", path, error.into())),
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(LOCK_RETRY_INTERVAL);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(GitError::InUse(root.to_owned())),
+            Err(error) => return Err(GitError::io("lock", path, error.into())),
+        }
     }
 }
 
@@ -605,49 +576,4 @@ fn check_version(root: &Path, layout: &Layout) -> Result<(), GitError> {
         });
     }
     Ok(())
-}
-
-/// Removes the packs that no commit names, and repositories without a named pack.
-fn remove_unnamed(
-    layout: &Layout,
-    named: &BTreeMap<RepoId, BTreeSet<Pack>>,
-) -> Result<(), GitError> {
-    let named: BTreeMap<String, &BTreeSet<Pack>> = named
-        .iter()
-        .map(|(repo, packs)| (layout.dir(repo).key().to_owned(), packs))
-        .collect();
-    for shard in layout::list(&layout.repositories())? {
-        for rest in layout::list(&shard)? {
-            let key = format!("{}{}", layout::name(&shard), layout::name(&rest));
-            match named.get(&key) {
-                Some(packs) => remove_garbage(&layout.dir_of_key(key), packs)?,
-                None => layout::remove(&rest)?,
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Removes the packs of a repository that a crash has left. Proofs may depend on what they contain.
-fn remove_garbage(dir: &RepoDir, named: &BTreeSet<Pack>) -> Result<(), GitError> {
-    let unnamed = unnamed_files(dir, named)?;
-    if unnamed.is_empty() {
-        return Ok(());
-    }
-    Proofs::forget(dir)?;
-    unnamed.iter().try_for_each(|file| layout::remove(file))
-}
-
-/// Returns the files of packs of a repository that are not among these.
-fn unnamed_files(dir: &RepoDir, named: &BTreeSet<Pack>) -> Result<Vec<PathBuf>, GitError> {
-    let names: BTreeSet<&str> = named.iter().map(|pack| pack.name.as_str()).collect();
-    let mut files = layout::list(&dir.objects().join("pack"))?;
-    files.retain(|file| {
-        let stem = file
-            .file_stem()
-            .and_then(|stem| stem.to_str())
-            .unwrap_or_default();
-        !names.contains(stem)
-    });
-    Ok(files)
 }

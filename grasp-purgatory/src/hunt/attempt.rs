@@ -1,366 +1,293 @@
-//! One attempt for one repository: the next server to ask, and the end.
+//! The hunt for one repository: attempts, each of which asks one server after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::sync::Arc;
 
-use grasp_core::service::relay_of_clone_url;
-use grasp_core::{CloneUrl, Host, RelayUrl, RepoId};
+use grasp_core::{CloneUrl, Host, RepoId};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{Id, JoinError, JoinSet};
 
+use super::driver::HuntShared;
 use super::plan::Needs;
+use super::requests::{Admission, QueuedRequest};
 use super::schedule::End;
-use super::visit::{Role, Visit, VisitState};
-use super::{HostClass, HuntReport, Hunter, Output, RequestId};
+use super::visit::{Visit, VisitProgress};
+use super::{FetchError, HuntReport, Scope, SyncContext};
 use crate::purgatory::Want;
 
 /// Addresses tried in one attempt; the next attempt goes on with those tried longest ago.
 const MAX_ADDRESSES_PER_ATTEMPT: usize = 64;
 
-/// Slow servers that an attempt leaves behind before it waits for one of them.
-const MAX_LATE_VISITS: usize = 3;
+/// Slow servers at which an attempt asks no further one beside them.
+const MAX_SLOW_VISITS: usize = 4;
 
-/// Time without an answer after which a request is cancelled.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The hunt for one repository. Outlives an attempt while a visit runs or is queued.
-#[derive(Debug, Default)]
-pub(super) struct Hunt {
-    pub(super) needs: Needs,
+/// The hunt for one repository. Outlives an attempt while servers are slow.
+pub(super) struct Hunt<C> {
+    shared: Arc<HuntShared<C>>,
+    repo: RepoId,
+    /// What is wanted. Visits remove what has arrived.
+    needs: watch::Sender<Needs>,
     /// Addresses of the present attempt, in order.
-    places: Vec<CloneUrl>,
+    addresses: Vec<CloneUrl>,
     /// Addresses that the present attempt has tried or queued; those with a visit of an earlier attempt are among them.
     tried: BTreeSet<CloneUrl>,
     /// At most one for each host.
-    pub(super) visits: BTreeMap<Host, Visit>,
+    visits: BTreeMap<Host, VisitTask>,
+    tasks: JoinSet<()>,
+    progress: mpsc::UnboundedReceiver<(Host, VisitProgress)>,
+    /// Given to each visit.
+    progress_sender: mpsc::UnboundedSender<(Host, VisitProgress)>,
 }
 
-impl Hunter {
-    pub(super) fn on_wants_read(&mut self, repo: &RepoId, wants: Option<Vec<Want>>) {
-        if !self.schedule.is_running(repo) {
-            return;
+struct VisitTask {
+    url: CloneUrl,
+    progress: VisitProgress,
+    id: Id,
+}
+
+impl<C: SyncContext> Hunt<C> {
+    pub(super) fn new(shared: Arc<HuntShared<C>>, repo: RepoId) -> Self {
+        let (progress_sender, progress) = mpsc::unbounded_channel();
+        Self {
+            shared,
+            repo,
+            needs: watch::Sender::default(),
+            addresses: Vec::new(),
+            tried: BTreeSet::new(),
+            visits: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            progress,
+            progress_sender,
         }
-        let Some(wants) = wants else {
-            return self.end_attempt(repo, End::Wanting);
+    }
+
+    /// Makes an attempt for each scope that is received, until there is nothing left to do.
+    pub(super) async fn run(mut self, mut attempts: mpsc::UnboundedReceiver<Scope>) {
+        let mut next = attempts.recv().await;
+        while let Some(scope) = next {
+            tokio::select! {
+                biased;
+                end = self.attempt(scope) => self.end(end).await,
+                // The attempt waits for its turn at some servers, and it is time to ask the others again.
+                again = attempts.recv() => {
+                    next = again;
+                    continue;
+                }
+            }
+            next = self.rest(&mut attempts).await;
+        }
+    }
+
+    /// Asks one server after the other for what is missing, until everything has arrived or each was asked.
+    async fn attempt(&mut self, scope: Scope) -> End {
+        let Some(wants) = self.read_wants(scope).await else {
+            return End::Wanting;
         };
         let needs = Needs::new(wants);
         if needs.is_empty() {
-            let end = self.schedule.needless(repo);
-            return self.satisfy(repo, end);
+            return End::Needless;
         }
-        let places = needs.places(&self.memory, MAX_ADDRESSES_PER_ATTEMPT, self.now.mono);
-        let hunt = self.hunts.entry(repo.clone()).or_default();
-        hunt.tried = hunt
+        self.choose_addresses(needs).await;
+        // Servers that may be asked now. One that is slow is no longer waited for.
+        while self.has_asked_visit() || self.ask_next(Admission::Immediate).await {
+            self.changed().await;
+            if self.needs.borrow().is_empty() {
+                return End::Satisfied;
+            }
+        }
+        // Servers whose limits are used up. The attempt has not failed before each was asked.
+        let were_asked = self.tried.len() > self.visits.len();
+        let mut is_reported = false;
+        loop {
+            while self.ask_next(Admission::Queued).await {}
+            if !self.has_queued_visit() {
+                break;
+            }
+            if !is_reported {
+                self.wait_for_hosts(were_asked).await;
+                is_reported = true;
+            }
+            self.changed().await;
+            if self.needs.borrow().is_empty() {
+                return End::Satisfied;
+            }
+        }
+        if self.needs.borrow().is_pressing() {
+            End::Wanting
+        } else {
+            End::Later
+        }
+    }
+
+    /// Reports the end of an attempt. If nothing is wanted any more, the remaining requests are cancelled.
+    async fn end(&mut self, end: End) {
+        if matches!(end, End::Satisfied | End::Needless) {
+            self.tasks.shutdown().await;
+            self.visits.clear();
+            while self.progress.try_recv().is_ok() {}
+        }
+        let repo = self.repo.clone();
+        let report = self
+            .shared
+            .hunter
+            .ask(move |hunter, now| hunter.end_attempt(now.mono, &repo, end))
+            .await;
+        if let Some(report) = report {
+            self.shared.context.report(&report);
+        }
+    }
+
+    /// Waits for the next attempt. Slow visits continue meanwhile, and may bring what is missing.
+    async fn rest(&mut self, attempts: &mut mpsc::UnboundedReceiver<Scope>) -> Option<Scope> {
+        while !self.visits.is_empty() {
+            tokio::select! {
+                biased;
+                next = attempts.recv() => return next,
+                () = self.changed() => {}
+            }
+            if self.needs.borrow().is_empty() {
+                self.end(End::Satisfied).await;
+            }
+        }
+        let repo = self.repo.clone();
+        self.shared.hunter.send(move |hunter, _| hunter.rest(&repo));
+        attempts.recv().await
+    }
+
+    async fn read_wants(&self, scope: Scope) -> Option<Vec<Want>> {
+        let _slot = self.shared.reads.acquire().await;
+        Box::pin(self.shared.context.wants(&self.repo, scope)).await
+    }
+
+    /// Begins to look for these needs, at the addresses of this attempt.
+    async fn choose_addresses(&mut self, needs: Needs) {
+        let wanted = needs.clone();
+        self.addresses = self
+            .shared
+            .hunter
+            .ask(move |hunter, now| {
+                needs.places(&hunter.memory, MAX_ADDRESSES_PER_ATTEMPT, now.mono)
+            })
+            .await;
+        self.tried = self
             .visits
             .values()
             .map(|visit| visit.url.clone())
             .collect();
-        (hunt.needs, hunt.places) = (needs, places);
-        self.ask_next(repo);
+        self.needs.send_replace(wanted);
     }
 
-    /// Asks the next server that may be asked now. Without one it queues visits with those that may be asked later,
-    /// and is over once these were asked; those that are late it leaves to themselves.
-    pub(super) fn ask_next(&mut self, repo: &RepoId) {
-        let Some(hunt) = self.hunts.get(repo) else {
-            return;
-        };
-        if hunt.awaits_visit() || !self.schedule.is_running(repo) {
-            return;
+    /// Begins a visit to the first address that admits it. Returns `false` if there is none.
+    async fn ask_next(&mut self, admission: Admission) -> bool {
+        let mut refusing = BTreeSet::new();
+        while let Some(url) = self.next_address(&refusing) {
+            let hunter = &self.shared.hunter;
+            let request = QueuedRequest::admit(hunter, &url, &self.repo, admission).await;
+            if let Some(request) = request {
+                self.begin_visit(url, request, admission);
+                return true;
+            }
+            refusing.insert(url.host());
         }
-        let mut throttled = BTreeSet::new();
-        while let Some(url) = self.next_place(repo, |host| !throttled.contains(host)) {
+        false
+    }
+
+    /// Returns the first address that was not tried, on a host without a visit, and may have a wanted object.
+    fn next_address(&self, refusing: &BTreeSet<Host>) -> Option<CloneUrl> {
+        let needs = self.needs.borrow();
+        let mut addresses = self.addresses.iter();
+        let next = addresses.find(|url| {
             let host = url.host();
-            if let Some(permit) = self.hosts.admit(self.now.mono, &host, repo) {
-                self.add_visit(repo, url, Role::Awaited);
-                return self.grant(vec![permit]);
-            }
-            throttled.insert(host);
-        }
-        self.enqueue_with_hosts(repo);
-        let Some(hunt) = self.hunts.get(repo) else {
-            return;
+            !self.tried.contains(*url)
+                && !self.visits.contains_key(&host)
+                && !refusing.contains(&host)
+                && needs.has_any(url)
+        });
+        next.cloned()
+    }
+
+    fn begin_visit(&mut self, url: CloneUrl, request: QueuedRequest, admission: Admission) {
+        let visit = Visit {
+            shared: self.shared.clone(),
+            repo: self.repo.clone(),
+            url: url.clone(),
+            needs: self.needs.clone(),
+            progress: self.progress_sender.clone(),
         };
-        if hunt.has_queued_visit() {
-            // Each visit is to an address that counts as tried.
-            let were_asked = hunt.tried.len() > hunt.visits.len();
-            self.schedule
-                .wait_for_hosts(self.now.mono, repo, were_asked);
-            self.report(HuntReport::WaitingForHosts { repo: repo.clone() });
-        } else {
-            self.give_up_attempt(repo);
-        }
-    }
-
-    /// Returns the next address to try on the hosts that may be asked, and has its host classified.
-    fn next_place(&mut self, repo: &RepoId, may_ask: impl Fn(&Host) -> bool) -> Option<CloneUrl> {
-        let url = self.hunts.get(repo)?.next_place(may_ask)?.clone();
-        self.classify(&url);
-        Some(url)
-    }
-
-    fn add_visit(&mut self, repo: &RepoId, url: CloneUrl, role: Role) {
-        if let Some(hunt) = self.hunts.get_mut(repo) {
-            hunt.tried.insert(url.clone());
-            hunt.visits.insert(url.host(), Visit::new(url, role));
-        }
-    }
-
-    /// Ends an attempt for which every server was asked and something is left.
-    fn give_up_attempt(&mut self, repo: &RepoId) {
-        let is_pressing = self
-            .hunts
-            .get(repo)
-            .is_none_or(|hunt| hunt.needs.is_pressing());
-        self.end_attempt(
-            repo,
-            if is_pressing {
-                End::Wanting
-            } else {
-                End::Later
-            },
-        );
-    }
-
-    /// Ends an attempt whose queued visits are over.
-    pub(super) fn end_if_all_asked(&mut self, repo: &RepoId) {
-        let has_queued_visit = self.hunts.get(repo).is_some_and(Hunt::has_queued_visit);
-        if self.schedule.waits_for_hosts(repo) && !has_queued_visit {
-            self.give_up_attempt(repo);
-        }
-        self.forget_if_idle(repo);
-    }
-
-    /// Queues a visit with every host that could not be asked.
-    fn enqueue_with_hosts(&mut self, repo: &RepoId) {
-        let Some(hunt) = self.hunts.get(repo) else {
-            return;
+        let id = self.tasks.spawn(visit.run(request)).id();
+        self.tried.insert(url.clone());
+        let progress = match admission {
+            Admission::Immediate => VisitProgress::Asked,
+            Admission::Queued => VisitProgress::Queued,
         };
-        let untried = hunt.places.iter().filter(|url| !hunt.tried.contains(*url));
-        let hosts: Vec<Host> = untried.map(CloneUrl::host).collect();
-        for host in hosts {
-            self.enqueue_with_host(repo, &host);
-        }
+        let host = url.host();
+        self.visits.insert(host, VisitTask { url, progress, id });
     }
 
-    /// Queues a visit to the next address of a host, unless one is under way there or the queue is full.
-    pub(super) fn enqueue_with_host(&mut self, repo: &RepoId, host: &Host) {
-        let Some(url) = self.next_place(repo, |other| other == host) else {
-            return;
-        };
-        if let Some(permits) = self.hosts.enqueue(self.now.mono, host, repo) {
-            self.add_visit(repo, url, Role::Queued);
-            self.grant(permits);
-        }
-    }
-
-    /// Handles a slow visit. One that began in the queue of its host is waited for no longer: every server was asked.
-    pub(super) fn on_late(&mut self, request_id: RequestId) {
-        let Some(request) = self.requests.get_mut(&request_id) else {
-            return;
-        };
-        let limit = request.began + ANSWER_TIMEOUT;
-        request.late_at = (!request.has_answered && self.now.mono < limit).then_some(limit);
-        if !request.has_answered && request.late_at.is_none() {
-            request.gives_way_at = None;
-            return self.outputs.push(Output::Cancel { request_id });
-        }
-        let repo = request.permit.repo.clone();
-        let hunt = self.hunts.get_mut(&repo);
-        let visit = hunt.and_then(|hunt| hunt.visits.get_mut(&request.permit.host));
-        let is_present = |visit: &&mut Visit| visit.state == VisitState::Running(request_id);
-        let Some(visit) = visit.filter(is_present) else {
-            return;
-        };
-        match visit.role {
-            Role::Awaited => {
-                visit.role = Role::Slow;
-                self.ask_another(&repo);
-            }
-            Role::Queued => {
-                visit.role = Role::Late;
-                self.end_if_all_asked(&repo);
-            }
-            Role::Slow | Role::Late => {}
-        }
-    }
-
-    /// Asks another server beside a slow visit, unless too many are slow.
-    pub(super) fn ask_another(&mut self, repo: &RepoId) {
-        let Some(hunt) = self.hunts.get_mut(repo) else {
-            return;
-        };
-        let late = hunt
-            .visits
-            .values()
-            .filter(|visit| visit.role == Role::Late)
-            .count();
-        let mut visits = hunt.visits.values_mut().filter(|_| late < MAX_LATE_VISITS);
-        if let Some(visit) = visits.find(|visit| visit.role == Role::Slow) {
-            visit.role = Role::Late;
-            self.ask_next(repo);
-        }
-    }
-
-    /// Cancels the remaining requests: every wanted object is here.
-    pub(super) fn satisfy(&mut self, repo: &RepoId, end: End) {
-        if let Some(hunt) = self.hunts.remove(repo) {
-            self.cancel_visits(repo, &hunt);
-        }
-        if self.schedule.is_running(repo) || self.schedule.waits_for_hosts(repo) {
-            self.end_attempt(repo, end);
-        } else {
-            // Between two attempts something may have come to be wanted that this hunt never knew of.
-            self.schedule.satisfied(self.now.mono, repo);
-        }
-    }
-
-    fn cancel_visits(&mut self, repo: &RepoId, hunt: &Hunt) {
-        for (host, visit) in &hunt.visits {
-            match visit.state {
-                VisitState::Queued => self.hosts.withdraw(host, repo),
-                VisitState::Ready => {}
-                VisitState::Running(request_id) => {
-                    // The one that brought the last object has ended.
-                    let Some(request) = self.requests.get_mut(&request_id) else {
-                        continue;
-                    };
-                    request.late_at = None;
-                    self.outputs.push(Output::Cancel { request_id });
+    /// Waits until a visit makes progress or ends, or everything has arrived.
+    async fn changed(&mut self) {
+        let mut needs = self.needs.subscribe();
+        tokio::select! {
+            biased;
+            _ = needs.wait_for(Needs::is_empty) => {}
+            Some((host, progress)) = self.progress.recv() => {
+                if let Some(visit) = self.visits.get_mut(&host) {
+                    visit.progress = progress;
                 }
             }
-        }
-        for permit in self.ready.withdraw(repo) {
-            self.release(permit);
+            Some(ended) = self.tasks.join_next_with_id() => self.visit_ended(ended),
         }
     }
 
-    fn end_attempt(&mut self, repo: &RepoId, end: End) {
-        let next = self.schedule.ended(self.now.mono, repo, end);
-        self.forget_if_idle(repo);
-        let repo = repo.clone();
-        let report = match end {
-            End::Satisfied if next.is_none() => HuntReport::Complete { repo },
-            End::Needless if next.is_none() => HuntReport::Needless { repo },
-            _ => HuntReport::Incomplete {
-                attempts: self.schedule.attempts(&repo),
-                next: next.map(|next| next - self.now.mono),
-                repo,
-            },
+    /// Removes a visit. One that panicked is a failure of this server.
+    fn visit_ended(&mut self, ended: Result<(Id, ()), JoinError>) {
+        let id = match &ended {
+            Ok((id, ())) => *id,
+            Err(error) => error.id(),
         };
-        self.done += u64::from(!matches!(report, HuntReport::Incomplete { .. }));
-        self.report(report);
-    }
-
-    /// Drops the state of a repository without visits; the next attempt makes a new one.
-    fn forget_if_idle(&mut self, repo: &RepoId) {
-        let is_idle = self
-            .hunts
-            .get(repo)
-            .is_some_and(|hunt| hunt.visits.is_empty());
-        if is_idle && !self.schedule.is_running(repo) {
-            self.hunts.remove(repo);
-        }
-    }
-
-    pub(super) fn on_classified(&mut self, host: Host, class: Option<HostClass>) {
-        let Some(class) = class else { return };
-        let permits = self.hosts.classified(self.now.mono, &host, class);
-        self.report(HuntReport::Classified { host, class });
-        self.grant(permits);
-    }
-
-    /// Classifies a host, if its address is one that GRASP servers have and its class is unknown.
-    ///
-    /// Only the root of a host is trusted: below it, hosts serve documents of their users.
-    fn classify(&mut self, url: &CloneUrl) {
-        let is_root = |relay: &RelayUrl| relay.as_str().matches('/').count() == 2;
-        let Some(relay) = relay_of_clone_url(url).filter(is_root) else {
+        let mut hosts = self.visits.iter();
+        let host = hosts.find(|(_, visit)| visit.id == id);
+        let Some(host) = host.map(|(host, _)| host.clone()) else {
             return;
         };
-        if self.hosts.must_classify(self.now.mono, &url.host()) {
-            self.outputs.push(Output::Classify {
-                host: url.host(),
-                relay,
+        let visit = self.visits.remove(&host);
+        if let (Some(visit), Err(error)) = (visit, ended) {
+            self.shared.context.report(&HuntReport::Failed {
+                repo: self.repo.clone(),
+                url: visit.url,
+                error: FetchError::Internal(error.to_string()),
             });
         }
     }
-}
 
-impl Hunt {
-    /// Returns the first address that was not tried, on a host without a visit that may be asked, and may have a wanted
-    /// object.
-    fn next_place(&self, may_ask: impl Fn(&Host) -> bool) -> Option<&CloneUrl> {
-        let is_open = |host: Host| !self.visits.contains_key(&host) && may_ask(&host);
-        let untried = self.places.iter().filter(|url| !self.tried.contains(*url));
-        untried
-            .filter(|url| is_open(url.host()))
-            .find(|url| self.needs.has_any(url))
+    /// Notes that servers are left to be asked, once their limits allow it.
+    async fn wait_for_hosts(&self, were_asked: bool) {
+        let repo = self.repo.clone();
+        self.shared
+            .hunter
+            .ask(move |hunter, now| {
+                let schedule = &mut hunter.schedule;
+                schedule.wait_for_hosts(now.mono, &repo, were_asked);
+            })
+            .await;
+        self.shared.context.report(&HuntReport::WaitingForHosts {
+            repo: self.repo.clone(),
+        });
     }
 
-    /// Returns whether an attempt waits for a visit.
-    pub(super) fn awaits_visit(&self) -> bool {
-        self.visits.values().any(|visit| visit.role.is_awaited())
+    /// Returns whether the attempt waits for a server: one that is not slow yet, or too many that are.
+    fn has_asked_visit(&self) -> bool {
+        self.count(VisitProgress::Asked) > 0 || self.count(VisitProgress::Slow) >= MAX_SLOW_VISITS
     }
 
-    /// Returns whether a queued visit has not ended.
     fn has_queued_visit(&self) -> bool {
-        self.visits.values().any(|visit| visit.role == Role::Queued)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use grasp_core::Oid;
-    use nostr::event::EventId;
-
-    use super::*;
-    use crate::purgatory::Phase;
-
-    const A: &str = "https://a.example.com/x.git";
-    const B: &str = "https://b.example.com/x.git";
-
-    fn url(text: &str) -> CloneUrl {
-        text.parse().unwrap()
+        self.count(VisitProgress::Queued) > 0
     }
 
-    /// A hunt with two addresses, of which these were tried.
-    fn hunt(tried: &[&str]) -> Hunt {
-        let want = Want {
-            id: EventId::from_byte_array([1; 32]),
-            phase: Phase::Waiting,
-            tips: vec![Oid::Sha1([1; 20])],
-            trusted: vec![url(A), url(B)],
-            untrusted: Vec::new(),
-        };
-        Hunt {
-            needs: Needs::new(vec![want]),
-            places: vec![url(A), url(B)],
-            tried: tried.iter().map(|text| url(text)).collect(),
-            visits: BTreeMap::new(),
-        }
-    }
-
-    #[test]
-    fn throttled_hosts_are_left_out() {
-        assert_eq!(
-            hunt(&[]).next_place(|host| *host != url(A).host()),
-            Some(&url(B))
-        );
-    }
-
-    #[test]
-    fn tried_addresses_are_left_out() {
-        assert_eq!(hunt(&[A]).next_place(|_| true), Some(&url(B)));
-    }
-
-    #[test]
-    fn there_is_an_end_of_addresses() {
-        assert_eq!(hunt(&[A]).next_place(|host| *host != url(B).host()), None);
-    }
-
-    #[test]
-    fn addresses_that_have_nothing_wanted_are_left_out() {
-        let mut hunt = hunt(&[]);
-        hunt.needs.got(&BTreeSet::from([Oid::Sha1([1; 20])]));
-        assert_eq!(hunt.next_place(|_| true), None);
+    fn count(&self, progress: VisitProgress) -> usize {
+        self.visits
+            .values()
+            .filter(|visit| visit.progress == progress)
+            .count()
     }
 }

@@ -1,32 +1,36 @@
-//! The driver of the hunter: tasks, timers and commands.
+//! The driver of the hunt: one task that owns its state and starts a task for each repository.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::{CloneUrl, Host, Mono, Now, Oid, RelayUrl, RepoId};
+use grasp_core::{Host, Mono, Now, RelayUrl, RepoId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 
-use super::{
-    Advertisement, FetchError, HostClass, HostFigures, HuntConfig, HuntReport, HuntSchedule,
-    Hunter, Input, Output, RequestId, Scope,
-};
-use crate::git::Fetched;
-use crate::purgatory::Want;
+use super::attempt::Hunt;
+use super::plan::AddressMemory;
+use super::requests::Requests;
+use super::schedule::{End, HourlyPull, Schedule, Start};
+use super::{HostFigures, HuntConfig, HuntReport, HuntSchedule, Scope, SyncContext};
 
-/// Identifiers that are looked at in our own store at the same time.
+/// Addresses of which it is remembered what they did not have.
+const MAX_ADDRESSES: usize = 4_096;
+
+/// Repositories whose missing objects are read from the store at the same time.
 const MAX_CONCURRENT_READS: usize = 8;
 
 /// Hosts that are asked at the same time what kind of server they are.
 const MAX_CLASSIFICATIONS: usize = 8;
 
-/// A handle of a running hunter. Cheap to clone; the hunt ends with the last clone.
+/// A change of the state, or a question to it.
+type HunterCommand = Box<dyn FnOnce(&mut Hunter, Now) + Send>;
+
+/// A handle of a running hunt. Cheap to clone; the hunt ends with the last clone.
 #[derive(Clone, Debug)]
 pub struct HuntHandle {
     // Unbounded: the driver never waits between two commands, because slow work runs in tasks.
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<HunterCommand>,
 }
 
 /// Figures of the hunt.
@@ -40,265 +44,317 @@ pub struct HuntFigures {
     pub hosts: Vec<(Host, HostFigures)>,
 }
 
-type Question = Box<dyn FnOnce(&Hunter, Mono) + Send>;
-
-enum Command {
-    Tell(Input),
-    /// Calls a function with the state of the hunt and the time, though the machine last looked at the clock a while ago.
-    Ask(Question),
-}
-
 impl HuntHandle {
     /// Hunts for a repository without regard to earlier failures: after this time, or as soon as a burst of events allows.
     pub fn want(&self, repo: RepoId, after: Option<Duration>) {
-        let _ = self
-            .commands
-            .send(Command::Tell(Input::Wanted { repo, after }));
+        let want = move |hunter: &mut Hunter, now: Now| hunter.want(now.mono, &repo, after);
+        let _ = self.commands.send(Box::new(want));
     }
 
     /// Returns the figures of the hunt; `None` if it is over.
     pub async fn figures(&self) -> Option<HuntFigures> {
-        self.ask(|hunter, _| HuntFigures {
-            in_flight: hunter.in_flight(),
-            done: hunter.done(),
-            hosts: hunter
-                .hosts()
-                .map(|(host, figures)| (host.clone(), figures))
-                .collect(),
+        self.query(|hunter, _| {
+            let hosts = hunter.requests.hosts.figures();
+            HuntFigures {
+                in_flight: hunter.requests.in_flight(),
+                done: hunter.done,
+                hosts: hosts.map(|(host, use_)| (host.clone(), use_)).collect(),
+            }
         })
         .await
     }
 
     /// Returns the next attempt of each repository. Empty if the hunt is over.
     pub async fn schedule(&self) -> BTreeMap<RepoId, HuntSchedule> {
-        let schedule = self.ask(|hunter, now| {
-            let schedule = hunter.schedule_at(now);
-            schedule.map(|(repo, next)| (repo.clone(), next)).collect()
-        });
-        schedule.await.unwrap_or_default()
+        let schedule = self.query(|hunter, now| hunter.schedule_at(now.mono)).await;
+        schedule.unwrap_or_default()
     }
 
-    async fn ask<T: Send + 'static>(
+    async fn query<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Hunter, Mono) -> T + Send + 'static,
+        question: impl FnOnce(&mut Hunter, Now) -> T + Send + 'static,
     ) -> Option<T> {
-        let (reply, answer) = oneshot::channel();
-        let ask = move |hunter: &Hunter, now| _ = reply.send(question(hunter, now));
-        self.commands.send(Command::Ask(Box::new(ask))).ok()?;
-        answer.await.ok()
+        send_question(&self.commands, question).await.ok()
     }
 }
 
-/// Spawns the driver of a hunter.
+/// Calls a function with the state, and returns the channel that receives its result.
+fn send_question<T: Send + 'static>(
+    commands: &mpsc::UnboundedSender<HunterCommand>,
+    question: impl FnOnce(&mut Hunter, Now) -> T + Send + 'static,
+) -> oneshot::Receiver<T> {
+    let (reply, answer) = oneshot::channel();
+    let command = move |hunter: &mut Hunter, now: Now| {
+        let _ = reply.send(question(hunter, now));
+    };
+    let _ = commands.send(Box::new(command));
+    answer
+}
+
+/// Sends commands of attempts and visits to the owner of the state. They end with it, and do not keep it alive.
+#[derive(Clone)]
+pub(super) struct HunterSender(mpsc::WeakUnboundedSender<HunterCommand>);
+
+impl HunterSender {
+    /// Calls a function with the state, after earlier calls. Does not wait for it.
+    pub(super) fn send(&self, command: impl FnOnce(&mut Hunter, Now) + Send + 'static) {
+        if let Some(commands) = self.0.upgrade() {
+            let _ = commands.send(Box::new(command));
+        }
+    }
+
+    /// Calls a function with the state, and returns its result.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Hunter, Now) -> T + Send + 'static,
+    ) -> T {
+        let answer = self
+            .0
+            .upgrade()
+            .map(|commands| send_question(&commands, question));
+        if let Some(answer) = answer
+            && let Ok(answer) = answer.await
+        {
+            return answer;
+        }
+        // The hunt is over, and with it the calling task.
+        std::future::pending().await
+    }
+}
+
+/// The state of the hunt: the schedule of attempts, the limits of requests, and what servers did not have.
+pub(super) struct Hunter {
+    pub(super) schedule: Schedule,
+    pull: HourlyPull,
+    pub(super) requests: Requests,
+    pub(super) memory: AddressMemory,
+    /// The tasks of repositories, each with the channel that begins its attempts.
+    hunts: BTreeMap<RepoId, mpsc::UnboundedSender<Scope>>,
+    /// Repositories that were hunted for to the end since there was last nothing to hunt for.
+    done: u64,
+}
+
+impl Hunter {
+    fn want(&mut self, now: Mono, repo: &RepoId, after: Option<Duration>) {
+        if self.schedule.is_empty() {
+            self.done = 0;
+        }
+        self.schedule.enqueue(now, repo, after);
+    }
+
+    fn next_deadline(&self) -> Mono {
+        let attempt = self.schedule.next_deadline();
+        let request = self.requests.next_deadline();
+        let pull = self.pull.next_deadline();
+        attempt.into_iter().chain(request).fold(pull, Mono::min)
+    }
+
+    /// Returns the next attempt of each repository, counted from now.
+    fn schedule_at(&self, now: Mono) -> BTreeMap<RepoId, HuntSchedule> {
+        let positions = self.requests.hosts.positions();
+        let mut schedule = BTreeMap::new();
+        for (repo, attempts, next) in self.schedule.iter() {
+            let next = HuntSchedule {
+                attempts,
+                next_in: next.map(|at| at - now),
+                position: positions.get(repo).copied(),
+            };
+            schedule.insert(repo.clone(), next);
+        }
+        schedule
+    }
+
+    /// Ends an attempt, or notes that slow visits have brought everything after its end.
+    pub(super) fn end_attempt(&mut self, now: Mono, repo: &RepoId, end: End) -> Option<HuntReport> {
+        if !self.schedule.is_running(repo) && !self.schedule.waits_for_hosts(repo) {
+            if end == End::Satisfied {
+                // Since then something may be wanted that this hunt never knew of.
+                self.schedule.satisfied(now, repo);
+            }
+            return None;
+        }
+        let end = match end {
+            End::Needless => self.schedule.needless(repo),
+            end => end,
+        };
+        let next = self.schedule.ended(now, repo, end);
+        let repo = repo.clone();
+        let report = match end {
+            End::Satisfied if next.is_none() => HuntReport::Complete { repo },
+            End::Needless if next.is_none() => HuntReport::Needless { repo },
+            _ => {
+                return Some(HuntReport::Incomplete {
+                    attempts: self.schedule.attempts(&repo),
+                    next: next.map(|next| next - now),
+                    repo,
+                });
+            }
+        };
+        self.done += 1;
+        Some(report)
+    }
+
+    /// Ends the task of a repository that visits no server, unless its next attempt has begun.
+    pub(super) fn rest(&mut self, repo: &RepoId) {
+        if !self.schedule.is_running(repo) {
+            self.hunts.remove(repo);
+        }
+    }
+}
+
+/// Spawns the driver of a hunt.
 pub fn hunt<C: SyncContext>(config: HuntConfig, context: Arc<C>) -> HuntHandle {
     let (commands, inbox) = mpsc::unbounded_channel();
-    let driver = HuntDriver {
-        hunter: Hunter::new(config, context.now()),
+    let sender = HunterSender(commands.downgrade());
+    let hunter = Hunter {
+        schedule: Schedule::new(&config),
+        pull: HourlyPull::new(config.pull_every, context.now().mono),
+        requests: Requests::new(&config, sender.clone()),
+        memory: AddressMemory::new(MAX_ADDRESSES),
+        hunts: BTreeMap::new(),
+        done: 0,
+    };
+    let shared = HuntShared {
         context,
+        config,
+        hunter: sender,
+        reads: Semaphore::new(MAX_CONCURRENT_READS),
+        classifications: Semaphore::new(MAX_CLASSIFICATIONS),
+    };
+    let driver = HuntDriver {
+        hunter,
+        shared: Arc::new(shared),
         tasks: JoinSet::new(),
-        running: BTreeMap::new(),
-        read_slots: Arc::new(Semaphore::new(MAX_CONCURRENT_READS)),
-        classify_slots: Arc::new(Semaphore::new(MAX_CLASSIFICATIONS)),
-        commands: commands.downgrade(),
+        repos: BTreeMap::new(),
     };
     tokio::spawn(driver.run(inbox));
     HuntHandle { commands }
 }
 
-/// The owner of the state machine.
+/// What the tasks of a hunt share.
+pub(super) struct HuntShared<C> {
+    pub(super) context: Arc<C>,
+    pub(super) config: HuntConfig,
+    pub(super) hunter: HunterSender,
+    /// Slots for reading what is missing.
+    pub(super) reads: Semaphore,
+    classifications: Semaphore,
+}
+
+/// The owner of the state.
 struct HuntDriver<C> {
     hunter: Hunter,
-    context: Arc<C>,
-    tasks: JoinSet<Input>,
-    /// The input for the end of each task, if it panics or is cancelled.
-    running: BTreeMap<Id, (AbortHandle, Input)>,
-    read_slots: Arc<Semaphore>,
-    classify_slots: Arc<Semaphore>,
-    commands: mpsc::WeakUnboundedSender<Command>,
+    shared: Arc<HuntShared<C>>,
+    tasks: JoinSet<()>,
+    /// The repository of each task that hunts for one.
+    repos: BTreeMap<Id, RepoId>,
 }
 
 impl<C: SyncContext> HuntDriver<C> {
-    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
-        // The first tick lists the repos of the hourly pull.
-        self.handle(Input::Tick);
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<HunterCommand>) {
         loop {
-            let deadline = self.hunter.next_deadline();
-            let input = tokio::select! {
+            self.advance();
+            let pause = self.hunter.next_deadline() - self.now().mono;
+            tokio::select! {
+                biased;
                 command = inbox.recv() => match command {
-                    Some(Command::Tell(input)) => input,
-                    Some(Command::Ask(question)) => {
-                        question(&self.hunter, self.context.now().mono);
-                        continue;
-                    }
+                    Some(command) => command(&mut self.hunter, self.shared.context.now()),
                     None => return,
                 },
                 Some(ended) = self.tasks.join_next_with_id() => self.ended(ended),
-                () = until(&*self.context, deadline) => Input::Tick,
-            };
-            self.handle(input);
+                () = tokio::time::sleep(pause) => {}
+            }
+            while let Ok(command) = inbox.try_recv() {
+                command(&mut self.hunter, self.shared.context.now());
+            }
         }
     }
 
-    fn handle(&mut self, input: Input) {
-        for output in self.hunter.handle(self.context.now(), input) {
-            self.perform(output);
+    fn now(&self) -> Now {
+        self.shared.context.now()
+    }
+
+    /// Starts everything that is due.
+    fn advance(&mut self) {
+        let now = self.now().mono;
+        if self.hunter.pull.must_list(now) {
+            self.tasks.spawn(list_repos(self.shared.clone()));
+        }
+        for repo in self.hunter.pull.due(now) {
+            self.hunter.schedule.pull(now, &repo);
+        }
+        for start in self.hunter.schedule.start(now) {
+            self.start(start);
+        }
+        self.hunter.requests.advance(now);
+        for (host, relay) in std::mem::take(&mut self.hunter.requests.unclassified) {
+            self.tasks.spawn(classify(self.shared.clone(), host, relay));
         }
     }
 
-    /// Starts what takes time.
-    fn perform(&mut self, output: Output) {
-        let context = Arc::clone(&self.context);
-        match output {
-            Output::ReadWants { repo, scope } => {
-                let slots = self.read_slots.clone();
-                let failure = Input::WantsRead {
-                    repo: repo.clone(),
-                    wants: None,
-                };
-                self.start(failure, async move {
-                    let _slot = slots.acquire_owned().await;
-                    let wants = context.wants(&repo, scope).await;
-                    Input::WantsRead { repo, wants }
-                });
-            }
-            Output::List {
-                request_id,
-                url,
-                wanted,
-                ..
-            } => {
-                self.start(ended(request_id, FetchError::Cancelled), async move {
-                    match context.list(&url, &wanted).await {
-                        Ok(advertised) => Input::Listed {
-                            request_id,
-                            advertised,
-                        },
-                        Err(error) => ended(request_id, error),
-                    }
-                });
-            }
-            Output::Fetch {
-                request_id,
-                repo,
-                url,
-                oids,
-            } => {
-                let commands = self.commands.clone();
-                self.start(ended(request_id, FetchError::Cancelled), async move {
-                    let (answered, answer) = oneshot::channel();
-                    let note = async {
-                        if let (Ok(()), Some(commands)) = (answer.await, commands.upgrade()) {
-                            let _ = commands.send(Command::Tell(Input::Answered { request_id }));
-                        }
-                    };
-                    let fetch = context.fetch(&repo, &url, &oids, answered);
-                    let (Fetched { got, error, .. }, ()) = tokio::join!(fetch, note);
-                    Input::Ended {
-                        request_id,
-                        got,
-                        error,
-                    }
-                });
-            }
-            Output::Classify { host, relay } => {
-                let slots = self.classify_slots.clone();
-                let failure = Input::Classified {
-                    host: host.clone(),
-                    class: None,
-                };
-                self.start(failure, async move {
-                    let _slot = slots.acquire_owned().await;
-                    let class = context.classify(&relay).await;
-                    Input::Classified { host, class }
-                });
-            }
-            // After a failure the next hour lists again.
-            Output::ListRepos => self.start(Input::Tick, async move {
-                Input::ReposListed {
-                    repos: context.repos().await,
-                }
-            }),
-            Output::Cancel {
-                request_id: cancelled,
-            } => {
-                let is_cancelled = |failure: &Input| matches!(failure, Input::Ended { request_id, .. } if *request_id == cancelled);
-                let mut tasks = self.running.values();
-                if let Some((task, _)) = tasks.find(|(_, failure)| is_cancelled(failure)) {
-                    task.abort();
-                }
-            }
-            Output::Report(report) => context.report(&report),
+    /// Begins an attempt: in the task of its repository, if that still visits servers.
+    fn start(&mut self, start: Start) {
+        let Start {
+            repo,
+            scope,
+            attempt,
+        } = start;
+        self.shared.context.report(&HuntReport::Started {
+            repo: repo.clone(),
+            attempt,
+        });
+        if let Some(hunt) = self.hunter.hunts.get(&repo) {
+            let _ = hunt.send(scope);
+            return;
         }
+        let (attempts, inbox) = mpsc::unbounded_channel();
+        let _ = attempts.send(scope);
+        let hunt = Hunt::new(self.shared.clone(), repo.clone());
+        let task = self.tasks.spawn(hunt.run(inbox));
+        self.repos.insert(task.id(), repo.clone());
+        self.hunter.hunts.insert(repo, attempts);
     }
 
-    fn start(&mut self, failure: Input, work: impl Future<Output = Input> + Send + 'static) {
-        let task = self.tasks.spawn(work);
-        self.running.insert(task.id(), (task, failure));
-    }
-
-    /// Returns the input for the end of a task, also of a failed one.
-    fn ended(&mut self, task: Result<(Id, Input), JoinError>) -> Input {
-        let id = task.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        let failure = self.running.remove(&id).map(|(_, failure)| failure);
-        match (task, failure) {
-            (Ok((_, input)), _) => input,
-            (Err(error), Some(Input::Ended { request_id, .. })) if error.is_panic() => {
-                ended(request_id, FetchError::Internal(error.to_string()))
+    /// Handles the end of a task. An attempt that panicked has failed.
+    fn ended(&mut self, ended: Result<(Id, ()), JoinError>) {
+        let (id, has_failed) = match ended {
+            Ok((id, ())) => (id, false),
+            Err(error) => (error.id(), true),
+        };
+        let Some(repo) = self.repos.remove(&id) else {
+            return;
+        };
+        if has_failed {
+            self.hunter.hunts.remove(&repo);
+            let now = self.now().mono;
+            if let Some(report) = self.hunter.end_attempt(now, &repo, End::Wanting) {
+                self.shared.context.report(&report);
             }
-            (Err(_), failure) => failure.unwrap_or(Input::Tick),
         }
     }
 }
 
-fn ended(request_id: RequestId, error: FetchError) -> Input {
-    Input::Ended {
-        request_id,
-        got: BTreeSet::new(),
-        error: Some(error),
-    }
+/// Lists the repositories of the hourly pull. After a failure the next hour lists again.
+async fn list_repos<C: SyncContext>(shared: Arc<HuntShared<C>>) {
+    let repos = shared.context.repos().await;
+    shared
+        .hunter
+        .send(move |hunter, now| hunter.pull.listed(now, repos));
 }
 
-/// Sleeps until a point of the clock; for ever without one.
-async fn until(context: &impl SyncContext, deadline: Option<Mono>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep(deadline - context.now().mono).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// The surroundings of a hunter: events, repositories and other servers.
-///
-/// The relay implements it with its purgatory driver and sandboxed git; tests implement it with a script.
-pub trait SyncContext: Send + Sync + 'static {
-    /// The time.
-    fn now(&self) -> Now;
-
-    /// Returns the missing objects of a repository and the servers that may have them; `None` if they cannot be read now.
-    fn wants(&self, repo: &RepoId, scope: Scope) -> impl Future<Output = Option<Vec<Want>>> + Send;
-
-    /// Returns which of these objects a server advertises.
-    fn list(
-        &self,
-        url: &CloneUrl,
-        wanted: &BTreeSet<Oid>,
-    ) -> impl Future<Output = Result<Advertisement, FetchError>> + Send;
-
-    /// The kind of git server that has this relay; `None` if it does not say.
-    fn classify(&self, relay: &RelayUrl) -> impl Future<Output = Option<HostClass>> + Send;
-
-    /// Fetches objects with their whole history, and publishes them to purgatory. Reports on `answered` that the server
-    /// has begun to answer. Dropped when it is cancelled.
-    fn fetch(
-        &self,
-        repo: &RepoId,
-        url: &CloneUrl,
-        oids: &BTreeSet<Oid>,
-        answered: oneshot::Sender<()>,
-    ) -> impl Future<Output = Fetched> + Send;
-
-    /// Returns every repository that is to be hunted for every hour.
-    fn repos(&self) -> impl Future<Output = BTreeSet<RepoId>> + Send;
-
-    /// Hears what is worth counting or logging.
-    fn report(&self, report: &HuntReport);
+/// Finds out what kind of git server a host is.
+async fn classify<C: SyncContext>(shared: Arc<HuntShared<C>>, host: Host, relay: RelayUrl) {
+    let _slot = shared.classifications.acquire().await;
+    let Some(class) = shared.context.classify(&relay).await else {
+        return;
+    };
+    shared.context.report(&HuntReport::Classified {
+        host: host.clone(),
+        class,
+    });
+    shared.hunter.send(move |hunter, now| {
+        let requests = &mut hunter.requests;
+        let permits = requests.hosts.classified(now.mono, &host, class);
+        requests.grant(now.mono, permits);
+    });
 }

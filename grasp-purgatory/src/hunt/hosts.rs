@@ -1,4 +1,4 @@
-//! Limits of each git server, the queue of repositories for it, and the visits that wait for a request slot.
+//! Limits of each git server, and the queue of repositories for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -92,6 +92,22 @@ pub(super) struct Permit {
     pub(super) host: Host,
     pub(super) repo: RepoId,
     granted: Mono,
+}
+
+impl Permit {
+    pub(super) fn visit(&self) -> VisitId {
+        VisitId {
+            host: self.host.clone(),
+            repo: self.repo.clone(),
+        }
+    }
+}
+
+/// Identifies a visit: a repository has one at a time to each host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct VisitId {
+    pub(super) host: Host,
+    pub(super) repo: RepoId,
 }
 
 /// Limits and a queue for each host: requests at once and per minute, repos served in turn.
@@ -435,58 +451,6 @@ impl RateWindow {
             .back()
             .map_or(Mono::ZERO, |at| *at + self.length);
         last.max(self.paused_until) <= now
-    }
-}
-
-/// Permits of visits that wait for a request slot; repos come up in turn.
-///
-/// The clock of a request starts when the request does, not when its permit is granted.
-#[derive(Debug, Default)]
-pub(super) struct ReadyVisits {
-    /// Each repo that waits, once, in the order in which they come up.
-    round: VecDeque<RepoId>,
-    waiting: BTreeMap<RepoId, VecDeque<Permit>>,
-}
-
-impl ReadyVisits {
-    /// Queues a request. The next one of a visit that has begun comes before those of others.
-    pub(super) fn push(&mut self, permit: Permit, has_begun: bool) {
-        let waiting = self.waiting.entry(permit.repo.clone()).or_default();
-        if has_begun {
-            self.round.retain(|other| *other != permit.repo);
-            self.round.push_front(permit.repo.clone());
-            waiting.push_front(permit);
-        } else {
-            if waiting.is_empty() {
-                self.round.push_back(permit.repo.clone());
-            }
-            waiting.push_back(permit);
-        }
-    }
-
-    /// Takes the next request.
-    pub(super) fn pop(&mut self) -> Option<Permit> {
-        let repo = self.round.pop_front()?;
-        let waiting = self.waiting.get_mut(&repo)?;
-        let next = waiting.pop_front()?;
-        if waiting.is_empty() {
-            self.waiting.remove(&repo);
-        } else {
-            self.round.push_back(repo);
-        }
-        Some(next)
-    }
-
-    /// Removes the visits of a repository, and returns their permits.
-    #[must_use = "a permit that is not released stays taken"]
-    pub(super) fn withdraw(&mut self, repo: &RepoId) -> VecDeque<Permit> {
-        self.round.retain(|other| other != repo);
-        self.waiting.remove(repo).unwrap_or_default()
-    }
-
-    /// Returns the number of waiting repos.
-    pub(super) fn len(&self) -> usize {
-        self.round.len()
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use grasp_core::{CloneUrl, Mono, Oid};
 
+use super::FetchError;
 use crate::purgatory::{Phase, Want};
 
 /// Objects remembered for one address. What is over it is asked for again, within the budget for that.
@@ -159,6 +160,47 @@ pub(super) enum Failure {
     Missed,
 }
 
+/// Objects that a request did not bring.
+#[derive(Debug)]
+pub(super) struct MissedObjects {
+    oids: BTreeSet<Oid>,
+    /// A single object was requested.
+    was_alone: bool,
+    /// The server refused them, rather than sending broken ones.
+    is_refusal: bool,
+}
+
+impl MissedObjects {
+    pub(super) fn new(
+        asked: &BTreeSet<Oid>,
+        got: &BTreeSet<Oid>,
+        error: Option<&FetchError>,
+    ) -> Self {
+        Self {
+            oids: asked.difference(got).copied().collect(),
+            was_alone: asked.len() == 1,
+            // A server that reports success and leaves objects out has refused them.
+            is_refusal: matches!(error, None | Some(FetchError::Refused(_))),
+        }
+    }
+
+    /// Returns the reason. A refusal without an advertisement is judged by what the server advertises afterwards.
+    fn failure(&self, advertised_since: Option<&BTreeSet<Oid>>) -> Failure {
+        let Some(advertised) = advertised_since.filter(|_| self.is_refusal) else {
+            return if self.was_alone {
+                Failure::Missed
+            } else {
+                Failure::Doubted
+            };
+        };
+        if self.was_alone && advertised.is_disjoint(&self.oids) {
+            Failure::Missed
+        } else {
+            Failure::Refused
+        }
+    }
+}
+
 /// The objects that servers did not have, while their advertisements stay the same.
 #[derive(Debug)]
 pub(super) struct AddressMemory {
@@ -208,13 +250,19 @@ impl AddressMemory {
         }
     }
 
-    /// A server did not give objects that it was asked for. The graver of two reasons counts.
-    pub(super) fn failed(
+    /// A server did not deliver objects that it was asked for, before or after an advertisement.
+    pub(super) fn missed(
         &mut self,
         url: &CloneUrl,
-        oids: impl IntoIterator<Item = Oid>,
-        failure: Failure,
+        missed: MissedObjects,
+        advertised_since: Option<&BTreeSet<Oid>>,
     ) {
+        let failure = missed.failure(advertised_since);
+        self.failed(url, missed.oids, failure);
+    }
+
+    /// Remembers failures. The graver of two reasons counts.
+    fn failed(&mut self, url: &CloneUrl, oids: impl IntoIterator<Item = Oid>, failure: Failure) {
         let Some(Remembered { failures, .. }) = self.addresses.get_mut(url) else {
             return;
         };

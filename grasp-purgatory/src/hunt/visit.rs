@@ -1,15 +1,19 @@
 //! One visit to one address: the wanted objects by id; if it refuses those, its advertisement, what that shows, and a
 //! guess or two. Its requests come one after the other, each with a permit of the host.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::{CloneUrl, Host, Mono, Oid, RepoId};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::sleep;
 
-use super::hosts::Permit;
-use super::plan::Failure;
-use super::schedule::End;
-use super::{Advertisement, FetchError, HuntReport, Hunter, Output, RequestId};
+use super::driver::{HuntShared, Hunter};
+use super::plan::{MissedObjects, Needs};
+use super::requests::{Admission, QueuedRequest, RequestSlot};
+use super::{Advertisement, FetchError, HuntReport, SyncContext};
+use crate::git::Fetched;
 
 /// Objects asked for in one visit although the server does not advertise them.
 const GUESSES_PER_VISIT: usize = 2;
@@ -20,476 +24,278 @@ const DEFAULT_PAUSE: Duration = Duration::from_secs(60);
 /// Longest pause that a server can ask for.
 const MAX_PAUSE: Duration = Duration::from_secs(60 * 60);
 
-/// Time of a transfer after which it is cancelled if other requests wait because all slots are in use. Doubled each
-/// time that an address has given way, so that large transfers end eventually. A server that has not answered gives
-/// way as soon as it is late.
-const FETCH_GIVES_WAY: Duration = Duration::from_secs(5 * 60);
+/// Time without an answer after which a request is cancelled.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The progress of a visit, as far as its attempt depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VisitProgress {
+    /// The server is being asked.
+    Asked,
+    /// The visit waits until the limits of its host allow a request.
+    Queued,
+    /// The server is slow: its attempt does not wait for it any more.
+    Slow,
+}
+
+/// The end of a visit before its last request.
+enum VisitEnd {
+    /// Nothing is wanted from the server any more, or it failed.
+    Over,
+    /// The server asked for fewer requests: it has not been asked yet.
+    RateLimited,
+}
 
 /// One address being asked.
-#[derive(Debug)]
-pub(super) struct Visit {
+pub(super) struct Visit<C> {
+    pub(super) shared: Arc<HuntShared<C>>,
+    pub(super) repo: RepoId,
     pub(super) url: CloneUrl,
-    pub(super) role: Role,
-    pub(super) state: VisitState,
-    next: NextRequest,
-    advertised: Option<Advertisement>,
-    /// The objects that the first request did not bring, until the advertisement says more about them.
-    lacking: Option<Lacking>,
-    /// The advertised objects were requested together.
-    was_batched: bool,
-    guesses_left: usize,
+    pub(super) needs: watch::Sender<Needs>,
+    pub(super) progress: mpsc::UnboundedSender<(Host, VisitProgress)>,
 }
 
-/// The role of a visit in its attempt, which decides what follows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// The attempt waits for its end.
-    Awaited,
-    /// The attempt still waits for it although it is slow: too many others are late.
-    Slow,
-    /// Slow; the attempt asks other servers beside it.
-    Late,
-    /// Began in the queue of its host.
-    Queued,
-}
-
-impl Role {
-    pub(super) fn is_awaited(self) -> bool {
-        matches!(self, Self::Awaited | Self::Slow)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum VisitState {
-    /// Waits for a permit of its host.
-    Queued,
-    /// Has a permit and waits for a request slot.
-    Ready,
-    Running(RequestId),
-}
-
-/// The request that a visit makes next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum NextRequest {
-    /// Not decided before a permit is granted.
-    Undecided,
-    List,
-    Fetch(BTreeSet<Oid>),
-}
-
-/// Objects that a request did not bring.
-#[derive(Debug)]
-struct Lacking {
-    oids: BTreeSet<Oid>,
-    /// A single object was requested.
-    was_alone: bool,
-    /// The server refused them without having advertised anything, rather than sending broken ones.
-    is_refusal: bool,
-}
-
-impl Lacking {
-    /// Returns the reason, given what the server advertises.
-    fn failure(&self, has: &BTreeSet<Oid>) -> Failure {
-        let is_advertised = !has.is_disjoint(&self.oids);
-        match (self.is_refusal, self.was_alone) {
-            (true, true) if !is_advertised => Failure::Missed,
-            (true, _) => Failure::Refused,
-            (false, true) => Failure::Missed,
-            (false, false) => Failure::Doubted,
-        }
-    }
-}
-
-impl Visit {
-    pub(super) fn new(url: CloneUrl, role: Role) -> Self {
-        Self {
-            url,
-            role,
-            state: VisitState::Queued,
-            next: NextRequest::Undecided,
-            advertised: None,
-            lacking: None,
-            was_batched: false,
-            guesses_left: GUESSES_PER_VISIT,
-        }
-    }
-}
-
-/// A request under way.
-#[derive(Debug)]
-pub(super) struct Request {
-    id: RequestId,
-    pub(super) url: CloneUrl,
-    /// The requested objects; empty for an advertisement.
-    asked: BTreeSet<Oid>,
-    pub(super) permit: Permit,
-    pub(super) began: Mono,
-    /// The server has begun to answer.
-    pub(super) has_answered: bool,
-    /// Time of the next check for slowness.
-    pub(super) late_at: Option<Mono>,
-    /// Time from which it is cancelled for waiting requests; `None` once it was.
-    pub(super) gives_way_at: Option<Mono>,
-}
-
-impl Hunter {
-    fn visit(&mut self, repo: &RepoId, host: &Host) -> Option<&mut Visit> {
-        self.hunts.get_mut(repo)?.visits.get_mut(host)
-    }
-
-    /// Returns the visit that a request belongs to, unless it has ended or begun anew since.
-    fn visit_of(&mut self, request: &Request) -> Option<&mut Visit> {
-        let visit = self.visit(&request.permit.repo, &request.permit.host);
-        visit.filter(|visit| visit.state == VisitState::Running(request.id))
-    }
-
-    /// Makes the visits that these permits are for ready.
-    pub(super) fn grant(&mut self, permits: Vec<Permit>) {
-        let mut permits = VecDeque::from(permits);
-        while let Some(permit) = permits.pop_front() {
-            let visit = self.visit(&permit.repo, &permit.host);
-            match visit.filter(|visit| visit.state == VisitState::Queued) {
-                Some(visit) => {
-                    visit.state = VisitState::Ready;
-                    let has_begun = visit.next != NextRequest::Undecided;
-                    self.ready.push(permit, has_begun);
-                }
-                None => permits.extend(self.hosts.release(self.now.mono, permit)),
-            }
-        }
-    }
-
-    /// Releases a permit, and grants those that follow.
-    pub(super) fn release(&mut self, permit: Permit) {
-        let permits = self.hosts.release(self.now.mono, permit);
-        self.grant(permits);
-    }
-
-    /// Starts the requests of ready visits while a slot is free.
-    pub(super) fn start_ready(&mut self) {
-        while self.requests.len() < self.config.at_once.get() {
-            let Some(permit) = self.ready.pop() else {
+impl<C: SyncContext> Visit<C> {
+    /// Visits the address; from the beginning, at the end of its queue, if it asks for fewer requests.
+    pub(super) async fn run(self, first: QueuedRequest) {
+        let mut next = Some(first);
+        while let Some(request) = next {
+            let slot = request.slot().await;
+            // On the heap, because few of the visits that wait make requests at the same time.
+            let end = Box::pin(self.make_requests(slot)).await;
+            let Err(VisitEnd::RateLimited) = end else {
                 return;
             };
-            if let Err(permit) = self.begin(permit) {
-                self.leave(permit);
-            }
+            self.report_progress(VisitProgress::Queued);
+            let hunter = &self.shared.hunter;
+            next = QueuedRequest::admit(hunter, &self.url, &self.repo, Admission::Queued).await;
         }
     }
 
-    /// Begins the request of a visit. Returns the permit if others have brought what it was to ask for.
-    fn begin(&mut self, permit: Permit) -> Result<(), Permit> {
-        let repo = permit.repo.clone();
-        let Some(hunt) = self.hunts.get_mut(&repo) else {
-            return Err(permit);
-        };
-        let Some(visit) = hunt.visits.get_mut(&permit.host) else {
-            return Err(permit);
-        };
-        let (url, wanted) = (visit.url.clone(), hunt.needs.of(&visit.url));
-        if wanted.is_empty() {
-            return Err(permit);
+    async fn make_requests(&self, mut slot: RequestSlot) -> Result<(), VisitEnd> {
+        let wanted = self.wanted()?;
+        // By their ids, unless the server is known to have refused one of them.
+        let mut missed = None;
+        if self.may_ask_directly(&wanted).await {
+            missed = Some(self.fetch(&mut slot, wanted).await?);
+            slot = self.next_slot(slot).await?;
         }
-        if visit.next == NextRequest::Undecided {
-            self.memory.visited(self.now.mono, &url);
-            visit.next = match self.memory.may_ask_directly(&url, &wanted) {
-                true => NextRequest::Fetch(wanted.clone()),
-                false => NextRequest::List,
-            };
+        let advertised = self.list(&mut slot).await?;
+        // What it advertises, all at once.
+        let batch = self.choose_batch(&advertised, missed).await?;
+        if !batch.is_empty() {
+            slot = self.next_slot(slot).await?;
+            self.fetch_rest(&mut slot, batch).await?;
         }
-        let asked: BTreeSet<Oid> = match &visit.next {
-            NextRequest::Fetch(oids) => oids.intersection(&wanted).copied().collect(),
-            _ => BTreeSet::new(),
-        };
-        let is_list = visit.next == NextRequest::List;
-        if asked.is_empty() && !is_list {
-            return Err(permit);
+        // What it may have nevertheless, one by one.
+        for _ in 0..GUESSES_PER_VISIT {
+            let guess = self.choose_guess(&advertised).await?;
+            slot = self.next_slot(slot).await?;
+            self.fetch_rest(&mut slot, BTreeSet::from([guess])).await?;
         }
-        let (id, began) = (RequestId(self.next_request), self.now.mono);
-        self.next_request += 1;
-        visit.state = VisitState::Running(id);
-        let (request_id, to, oids) = (id, url.clone(), asked.clone());
-        self.outputs.push(match is_list {
-            true => Output::List {
-                request_id,
-                repo,
-                url: to,
-                wanted,
-            },
-            false => Output::Fetch {
-                request_id,
-                repo,
-                url: to,
-                oids,
-            },
-        });
-        // Until a server answers it is late early; once it does, large things have their time.
-        let late_at = Some(began + self.config.answer_is_late);
-        let (has_answered, gives_way_at) = (false, late_at);
-        let request = Request {
-            id,
-            url,
-            asked,
-            permit,
-            began,
-            has_answered,
-            late_at,
-            gives_way_at,
-        };
-        self.requests.insert(id, request);
         Ok(())
     }
 
-    /// A server has begun to answer: its objects may take longer than its silence.
-    pub(super) fn on_answered(&mut self, request_id: RequestId) {
-        let Some(request) = self.requests.get_mut(&request_id) else {
-            return;
-        };
-        let now = self.now.mono;
-        request.has_answered = true;
-        request.late_at = Some(now + self.config.fetch_is_late);
-        if let Some(at) = request.gives_way_at.as_mut() {
-            *at = now + FETCH_GIVES_WAY * self.memory.time_factor(&request.url);
+    /// Returns the objects to request from this address, if there are any.
+    fn wanted(&self) -> Result<BTreeSet<Oid>, VisitEnd> {
+        let wanted = self.needs.borrow().of(&self.url);
+        if wanted.is_empty() {
+            return Err(VisitEnd::Over);
         }
+        Ok(wanted)
     }
 
-    /// Returns the next request that becomes slow.
-    pub(super) fn next_late(&self) -> Option<(Mono, RequestId)> {
-        self.requests
-            .values()
-            .filter_map(|request| Some((request.late_at?, request.id)))
-            .min()
-    }
-
-    /// Returns the next request to cancel for a waiting one.
-    pub(super) fn next_to_give_way(&self) -> Option<(Mono, RequestId)> {
-        let requests = self.requests.values();
-        let times = requests.filter_map(|request| Some((request.gives_way_at?, request.id)));
-        let cancelled = self.requests.len() - times.clone().count();
-        // Each cancelled request makes room for one waiting request.
-        if self.ready.len() > cancelled {
-            times.min()
-        } else {
-            None
+    /// Waits for the next request, unless others have brought everything meanwhile.
+    async fn next_slot(&self, slot: RequestSlot) -> Result<RequestSlot, VisitEnd> {
+        self.wanted()?;
+        let request = slot.next().await.ok_or(VisitEnd::Over)?;
+        if request.is_throttled {
+            self.report_progress(VisitProgress::Queued);
         }
+        let slot = request.slot().await;
+        self.wanted()?;
+        Ok(slot)
     }
 
-    /// Cancels requests that have had their time for those that wait.
-    pub(super) fn give_way(&mut self) {
-        while let Some((at, request_id)) = self.next_to_give_way() {
-            let request = self
-                .requests
-                .get_mut(&request_id)
-                .filter(|_| at <= self.now.mono);
-            let Some(request) = request else { return };
-            request.gives_way_at = None;
-            self.outputs.push(Output::Cancel { request_id });
-        }
+    /// Calls a function with the state of the hunt and the address.
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Hunter, Mono, &CloneUrl) -> T + Send + 'static,
+    ) -> T {
+        let url = self.url.clone();
+        let hunter = &self.shared.hunter;
+        hunter
+            .ask(move |hunter, now| question(hunter, now.mono, &url))
+            .await
     }
 
-    /// Remembers an advertisement, and what it says about objects that the server did not give before.
-    pub(super) fn on_listed(&mut self, request_id: RequestId, advertised: Advertisement) {
-        let Some(request) = self.requests.remove(&request_id) else {
-            return;
-        };
-        self.memory
-            .listed(self.now.mono, &request.url, advertised.fingerprint);
-        let lacking = self.visit_of(&request).and_then(|visit| {
-            let lacking = visit.lacking.take();
-            let has = &visit.advertised.insert(advertised).has;
-            lacking.map(|lacking| (lacking.failure(has), lacking.oids))
+    /// Notes the visit, and returns whether objects may be requested without an advertisement.
+    async fn may_ask_directly(&self, wanted: &BTreeSet<Oid>) -> bool {
+        let wanted = wanted.clone();
+        self.ask(move |hunter, now, url| {
+            hunter.memory.visited(now, url);
+            hunter.memory.may_ask_directly(url, &wanted)
+        })
+        .await
+    }
+
+    /// Remembers an advertisement, which also tells why objects were not delivered before. Returns the advertised
+    /// objects to request together.
+    async fn choose_batch(
+        &self,
+        advertised: &Advertisement,
+        missed: Option<MissedObjects>,
+    ) -> Result<BTreeSet<Oid>, VisitEnd> {
+        let wanted = self.wanted()?;
+        let advertised = advertised.clone();
+        let plan = self.ask(move |hunter, now, url| {
+            let memory = &mut hunter.memory;
+            memory.listed(now, url, advertised.fingerprint);
+            if let Some(missed) = missed {
+                memory.missed(url, missed, Some(&advertised.has));
+            }
+            memory.plan(url, &wanted, &advertised)
         });
-        if let Some((failure, oids)) = lacking {
-            self.memory.failed(&request.url, oids, failure);
-        }
-        self.continue_visit(request);
+        Ok(plan.await.batch)
     }
 
-    pub(super) fn on_ended(
-        &mut self,
-        request_id: RequestId,
-        got: &BTreeSet<Oid>,
-        error: Option<FetchError>,
-    ) {
-        let Some(request) = self.requests.remove(&request_id) else {
-            return;
+    /// Returns an object to request although it is not advertised, within the limit for such requests.
+    async fn choose_guess(&self, advertised: &Advertisement) -> Result<Oid, VisitEnd> {
+        let wanted = self.wanted()?;
+        let advertised = advertised.clone();
+        let guess = self.ask(move |hunter, now, url| {
+            let plan = hunter.memory.plan(url, &wanted, &advertised);
+            let guess = plan.guesses.first().copied()?;
+            let hosts = &mut hunter.requests.hosts;
+            hosts.may_guess(now, &url.host()).then_some(guess)
+        });
+        guess.await.ok_or(VisitEnd::Over)
+    }
+
+    /// Reads the advertisement.
+    async fn list(&self, slot: &mut RequestSlot) -> Result<Advertisement, VisitEnd> {
+        let began = self.shared.context.now().mono;
+        let wanted = self.wanted()?;
+        let result = tokio::select! {
+            biased;
+            result = self.shared.context.list(&self.url, &wanted) => result,
+            () = self.is_silent() => Err(FetchError::Stalled),
+            () = slot.is_overdue() => Err(FetchError::Stalled),
         };
-        let repo = request.permit.repo.clone();
+        match result {
+            Ok(advertised) => Ok(advertised),
+            Err(error) => Err(self.note_error(&error, began).await),
+        }
+    }
+
+    /// Fetches those of these objects that are still wanted, and remembers what the server did not deliver.
+    async fn fetch_rest(
+        &self,
+        slot: &mut RequestSlot,
+        oids: BTreeSet<Oid>,
+    ) -> Result<(), VisitEnd> {
+        let oids: BTreeSet<Oid> = self.wanted()?.intersection(&oids).copied().collect();
+        if oids.is_empty() {
+            return Err(VisitEnd::Over);
+        }
+        let missed = self.fetch(slot, oids).await?;
+        self.ask(move |hunter, _, url| hunter.memory.missed(url, missed, None))
+            .await;
+        Ok(())
+    }
+
+    /// Fetches objects, and returns those that the server did not deliver.
+    async fn fetch(
+        &self,
+        slot: &mut RequestSlot,
+        oids: BTreeSet<Oid>,
+    ) -> Result<MissedObjects, VisitEnd> {
+        let began = self.shared.context.now().mono;
+        let Fetched { got, error, .. } = self.fetch_in_time(slot, &oids).await;
         if !got.is_empty() {
-            let (repo, url) = (repo.clone(), request.url.clone());
-            self.report(HuntReport::Fetched {
-                repo,
-                url,
+            self.shared.context.report(&HuntReport::Fetched {
+                repo: self.repo.clone(),
+                url: self.url.clone(),
                 oids: got.len(),
             });
         }
-        // A server that reports success and leaves objects out has refused them.
-        let is_about_objects = !request.asked.is_empty()
-            && error.as_ref().is_none_or(FetchError::is_about_the_objects);
-        if is_about_objects {
-            let is_refusal = matches!(error, None | Some(FetchError::Refused(_)));
-            self.note_lacking(&request, got, is_refusal);
-        }
-        let gave_way = request.gives_way_at.is_none();
-        if gave_way && request.has_answered {
-            self.memory.gave_way(&request.url);
-        }
-        let error = match error {
-            Some(FetchError::Cancelled) if gave_way => Some(FetchError::Stalled),
-            error => error,
-        };
+        let mut end = None;
         if let Some(error) = &error {
-            self.note_error(&request, error);
+            end = Some(self.note_error(error, began).await);
         }
-        let is_enough = self.hunts.get_mut(&repo).is_some_and(|hunt| {
-            hunt.needs.got(got);
-            hunt.needs.is_empty()
-        });
-        match error {
-            _ if is_enough => {
-                self.satisfy(&repo, End::Satisfied);
-                self.release(request.permit);
-            }
-            Some(FetchError::RateLimited { .. }) => self.retry_visit(request),
-            Some(_) if !is_about_objects => self.end_visit(request),
-            _ => self.continue_visit(request),
+        // This may end the attempt, and so the visit.
+        self.needs.send_modify(|needs| needs.got(&got));
+        match (&error, end) {
+            (Some(error), Some(end)) if !error.is_about_the_objects() => Err(end),
+            _ => Ok(MissedObjects::new(&oids, &got, error.as_ref())),
         }
     }
 
-    /// Keeps in mind what a server did not give: until its advertisement tells why, or for longer.
-    fn note_lacking(&mut self, request: &Request, got: &BTreeSet<Oid>, is_refusal: bool) {
-        let oids = request.asked.difference(got).copied().collect();
-        let lacking = Lacking {
-            oids,
-            was_alone: request.asked.len() == 1,
-            is_refusal,
-        };
-        match self
-            .visit_of(request)
-            .filter(|visit| visit.advertised.is_none())
-        {
-            Some(visit) => visit.lacking = Some(lacking),
-            None => {
-                let failure = Lacking {
-                    is_refusal: false,
-                    ..lacking
-                };
-                let reason = failure.failure(&BTreeSet::new());
-                self.memory.failed(&request.url, failure.oids, reason);
+    /// Makes a request. It ends when the server does not answer, and when it is slow while others wait.
+    async fn fetch_in_time(&self, slot: &mut RequestSlot, oids: &BTreeSet<Oid>) -> Fetched {
+        let (answered, answer) = oneshot::channel();
+        let context = &self.shared.context;
+        let mut fetch = Box::pin(context.fetch(&self.repo, &self.url, oids, answered));
+        tokio::select! {
+            biased;
+            fetched = &mut fetch => return fetched,
+            Ok(()) = answer => slot.answered(&self.url),
+            () = self.is_silent() => return Fetched::nothing(FetchError::Stalled),
+            () = slot.is_overdue() => return Fetched::nothing(FetchError::Stalled),
+        }
+        tokio::select! {
+            biased;
+            fetched = fetch => fetched,
+            () = self.is_slow() => Fetched::nothing(FetchError::Stalled),
+            () = slot.is_overdue() => {
+                self.ask(|hunter, _, url| hunter.memory.gave_way(url)).await;
+                Fetched::nothing(FetchError::Stalled)
             }
         }
     }
 
-    /// Takes the next step of a visit, ahead of others at its host, or ends it.
-    fn continue_visit(&mut self, request: Request) {
-        let Some(next) = self.next_request(&request) else {
-            return self.end_visit(request);
-        };
-        let (repo, host) = (request.permit.repo.clone(), request.permit.host.clone());
-        if let Some(visit) = self.visit_of(&request) {
-            (visit.next, visit.state) = (next, VisitState::Queued);
-        }
-        let permits = self.hosts.continue_with(self.now.mono, request.permit);
-        self.grant(permits);
-        // An attempt does not wait for a server that has become throttled half-way.
-        let Some(visit) = self.visit(&repo, &host) else {
-            return;
-        };
-        if visit.state == VisitState::Queued && visit.role.is_awaited() {
-            visit.role = Role::Queued;
-            self.ask_next(&repo);
-        }
+    /// Waits until a server without an answer is given up; it is slow before that.
+    async fn is_silent(&self) {
+        let answer_is_late = self.shared.config.answer_is_late;
+        sleep(answer_is_late).await;
+        self.report_progress(VisitProgress::Slow);
+        sleep(ANSWER_TIMEOUT.saturating_sub(answer_is_late)).await;
     }
 
-    /// Returns the next request of a visit, if there is one.
-    fn next_request(&mut self, request: &Request) -> Option<NextRequest> {
-        let Request {
-            id, url, permit, ..
-        } = request;
-        let hunt = self.hunts.get_mut(&permit.repo)?;
-        let wanted = hunt.needs.of(url);
-        let visit = hunt.visits.get_mut(&permit.host)?;
-        if visit.state != VisitState::Running(*id) || wanted.is_empty() {
-            return None;
-        }
-        let Some(advertised) = &visit.advertised else {
-            return Some(NextRequest::List);
-        };
-        let plan = self.memory.plan(url, &wanted, advertised);
-        if !visit.was_batched && !plan.batch.is_empty() {
-            visit.was_batched = true;
-            return Some(NextRequest::Fetch(plan.batch));
-        }
-        let guess = plan.guesses.first().filter(|_| visit.guesses_left > 0)?;
-        if !self.hosts.may_guess(self.now.mono, &permit.host) {
-            return None;
-        }
-        visit.guesses_left -= 1;
-        Some(NextRequest::Fetch(BTreeSet::from([*guess])))
+    /// Reports a slow transfer. It is never given up for that alone.
+    async fn is_slow(&self) {
+        sleep(self.shared.config.fetch_is_late).await;
+        self.report_progress(VisitProgress::Slow);
+        std::future::pending().await
     }
 
-    /// Queues a visit again: a server that asked for fewer requests has not been asked yet.
-    fn retry_visit(&mut self, request: Request) {
-        let Some(visit) = self.visit_of(&request) else {
-            return self.release(request.permit);
-        };
-        *visit = Visit::new(request.url, Role::Queued);
-        let (host, repo) = (request.permit.host.clone(), request.permit.repo.clone());
-        self.release(request.permit);
-        match self.hosts.enqueue(self.now.mono, &host, &repo) {
-            Some(permits) => self.grant(permits),
-            None => self.remove_visit(&repo, &host),
-        }
-        self.ask_next(&repo);
+    fn report_progress(&self, progress: VisitProgress) {
+        let _ = self.progress.send((self.url.host(), progress));
     }
 
-    /// Ends a visit, unless it has ended or begun anew since.
-    fn end_visit(&mut self, request: Request) {
-        match self.visit_of(&request).is_some() {
-            true => self.leave(request.permit),
-            false => self.release(request.permit),
-        }
-    }
-
-    /// Ends a visit that has a permit.
-    fn leave(&mut self, permit: Permit) {
-        let (repo, host) = (permit.repo.clone(), permit.host.clone());
-        self.release(permit);
-        self.remove_visit(&repo, &host);
-    }
-
-    /// Ends a visit: the attempt goes on with another address, or the queue of the host with the next there.
-    fn remove_visit(&mut self, repo: &RepoId, host: &Host) {
-        let Some(hunt) = self.hunts.get_mut(repo) else {
-            return;
-        };
-        let Some(visit) = hunt.visits.remove(host) else {
-            return;
-        };
-        match visit.role {
-            Role::Awaited | Role::Slow => self.ask_next(repo),
-            Role::Late => self.ask_another(repo),
-            Role::Queued => self.enqueue_with_host(repo, host),
-        }
-        self.end_if_all_asked(repo);
-    }
-
-    /// Draws the consequences of a server's failure, and reports it.
-    fn note_error(&mut self, request: &Request, error: &FetchError) {
+    /// Draws the consequences of a server's failure, reports it, and returns how it ends the visit.
+    async fn note_error(&self, error: &FetchError, began: Mono) -> VisitEnd {
+        let mut end = VisitEnd::Over;
         if *error == FetchError::Cancelled {
-            return;
+            return end;
         }
+        let context = &self.shared.context;
         if let FetchError::RateLimited { retry_after } = error {
             let length = retry_after.unwrap_or(DEFAULT_PAUSE).min(MAX_PAUSE);
-            let (host, now) = (request.permit.host.clone(), self.now.mono);
-            self.hosts.limited(now, &host, request.began, now + length);
-            self.report(HuntReport::Paused { host, length });
+            self.ask(move |hunter, now, url| {
+                let hosts = &mut hunter.requests.hosts;
+                hosts.limited(now, &url.host(), began, now + length);
+            })
+            .await;
+            let host = self.url.host();
+            context.report(&HuntReport::Paused { host, length });
+            end = VisitEnd::RateLimited;
         }
-        let (repo, url) = (request.permit.repo.clone(), request.url.clone());
-        self.report(HuntReport::Failed {
-            repo,
-            url,
+        context.report(&HuntReport::Failed {
+            repo: self.repo.clone(),
+            url: self.url.clone(),
             error: error.clone(),
         });
+        end
     }
 }

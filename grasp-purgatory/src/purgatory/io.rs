@@ -126,6 +126,12 @@ pub enum Input {
     /// Something that purgatory does not own changed at a repository: an announcement or a state was stored, replaced
     /// or removed, or objects arrived by push or fetch.
     Changed { repo: RepoId },
+    /// Like [`Input::Changed`], answered by [`Output::Settled`]. The driver numbers the callers.
+    Settle {
+        repo: RepoId,
+        caller: u64,
+        events: BTreeSet<EventId>,
+    },
     /// The answer to [`Output::Survey`].
     Surveyed { repo: RepoId, survey: Box<Survey> },
     /// The survey could not be made.
@@ -143,7 +149,8 @@ pub enum Input {
         repo: RepoId,
         events: BTreeSet<EventId>,
     },
-    /// A push left a tip in staging for an event that has not been received. `bytes` is the size of its objects.
+    /// A push left a tip in staging for an event that has not been received. `bytes` is the size of its objects. Answered
+    /// by [`Output::Staged`].
     PushStaged {
         id: EventId,
         tip: Oid,
@@ -210,6 +217,14 @@ pub struct Survey {
     pub lead: Option<SurveyedLead>,
 }
 
+impl Survey {
+    /// Returns the stored events that concern the repository.
+    pub(super) fn stored(&self) -> impl Iterator<Item = &Arc<Event>> {
+        let announced = self.announcements.iter();
+        announced.chain(&self.states).chain(&self.proposals)
+    }
+}
+
 /// The hosted repository that the announcement of another owner leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SurveyedLead {
@@ -245,6 +260,22 @@ pub enum Output {
     RunTask(CleanupTask),
     /// Answer the sender of an event. Comes once for each [`Input::Held`].
     Answer { id: EventId, outcome: HoldOutcome },
+    /// Tell the clients that sent an event what became of it: stored, dropped, or held until its git data arrives. Comes
+    /// after an [`Output::Answer`] that says that it is held, in the same call if nothing is under way that could store it.
+    Decided { id: EventId, outcome: HoldOutcome },
+    /// Answer an [`Input::Settle`]: everything that had happened at the repository before is served if it can be. Of the
+    /// events of the caller, those are missing that a failure left undecided.
+    Settled {
+        caller: u64,
+        outcomes: BTreeMap<EventId, HoldOutcome>,
+    },
+    /// Answer an [`Input::PushStaged`]: whether the upload is kept until its event can be served.
+    Staged {
+        id: EventId,
+        tip: Oid,
+        target: PushTarget,
+        is_kept: bool,
+    },
     /// Read store and git, and answer with [`Input::Surveyed`].
     Survey { repo: RepoId },
     /// In one transaction: set branches, tags and HEAD, and the refs of pull requests; store events in this order
@@ -268,12 +299,14 @@ pub enum Output {
     },
 }
 
-/// The result of holding an event.
+/// What became of an event that purgatory was to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldOutcome {
-    /// It is held durably. A [`Output::Publish`] may follow at once.
+    /// It is stored and served: its git data was here.
+    Stored,
+    /// It is held durably.
     Held,
-    /// Newer versions of its author are held.
+    /// Newer versions of its author are held or served, or it was withdrawn.
     Superseded,
     /// A limit is reached.
     Full,

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::held::{Content, HeldEvent};
 use super::io::{HoldOutcome, Record};
 use super::staging::StagedUploads;
-use super::{PassNumber, Phase, Purgatory};
+use super::{Phase, Purgatory};
 
 /// Addresses that one event makes the hunter visit at a time.
 const MAX_ADDRESSES: usize = 32;
@@ -209,27 +209,6 @@ impl Purgatory {
     pub fn keeps_upload(&self, id: &EventId, tip: &Oid) -> bool {
         let staged = self.staging.of(id);
         staged.is_some_and(|staged| staged.tips.contains_key(tip)) || self.tip_of(id) == Some(*tip)
-    }
-
-    /// Returns the passes that decide about an event for now, each with its repository. Empty if the event is not held,
-    /// or nothing is going on that could release it.
-    pub fn passes_for(&self, id: &EventId) -> Vec<(RepoId, PassNumber)> {
-        let repos = self.held.get(id).map(|held| held.concerned.iter());
-        let repos = repos.into_iter().flatten();
-        repos
-            .filter_map(|repo| Some((repo.clone(), self.pending_pass(repo)?)))
-            .collect()
-    }
-
-    /// Returns the pass that sees everything that has happened at a repository so far, if one runs or follows. Once it
-    /// has ended, the data of a push is served if it can be. Later changes do not delay that.
-    pub fn pending_pass(&self, repo: &RepoId) -> Option<PassNumber> {
-        self.releases.pending_pass(repo)
-    }
-
-    /// Returns whether a pass at a repository has ended, with or without success.
-    pub fn pass_ended(&self, repo: &RepoId, pass: PassNumber) -> bool {
-        self.releases.pass_ended(repo, pass)
     }
 }
 

@@ -8,12 +8,37 @@ use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
 
 use super::held::HeldEvent;
-use super::io::{Output, Outputs, RefsTarget, Stage, Survey, WakeCause};
+use super::io::{HoldOutcome, Output, Outputs, RefsTarget, Stage, Survey, WakeCause};
 use super::{CleanupTask, Purgatory, judge};
 
-/// The number of one survey with all that follows from it. Later passes have higher numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PassNumber(u64);
+/// One survey with all that follows from it, and who waits for its end.
+#[derive(Debug, Default)]
+struct Pass {
+    /// Events that were held before its survey and are not decided on.
+    events: BTreeSet<EventId>,
+    /// Callers that are told its end, each with the events that it asks about.
+    callers: Vec<(u64, BTreeSet<EventId>)>,
+    /// The events that callers ask about, as far as this pass found or made them stored.
+    stored: BTreeSet<EventId>,
+}
+
+impl Pass {
+    /// Notes which events that callers ask about are stored.
+    fn note_stored<'a>(&mut self, events: impl IntoIterator<Item = &'a Arc<Event>>) {
+        if self.callers.is_empty() {
+            return;
+        }
+        for event in events {
+            if self
+                .callers
+                .iter()
+                .any(|(_, asked)| asked.contains(&event.id))
+            {
+                self.stored.insert(event.id);
+            }
+        }
+    }
+}
 
 /// The work at one repository.
 ///
@@ -22,10 +47,10 @@ pub struct PassNumber(u64);
 struct Release {
     /// The stage that was requested and has not ended, with the events that it stores.
     running: Option<(Stage, Vec<Arc<Event>>)>,
-    /// The pass that runs, or ran last.
-    pass: PassNumber,
+    /// The pass that runs.
+    pass: Pass,
     /// The pass that follows, if something changed after the survey of the current one.
-    next: Option<PassNumber>,
+    next: Option<Pass>,
     /// Repositories to survey after the running release: they may copy what it brings.
     followers: BTreeSet<RepoId>,
     /// The running release decides about the addresses of the repository.
@@ -50,33 +75,102 @@ impl Release {
 #[derive(Debug, Default)]
 pub(super) struct Releases {
     by_repo: BTreeMap<RepoId, Release>,
-    /// Number of the last pass.
-    passes: u64,
+    /// Events whose senders wait, with the repositories whose passes have not decided on them.
+    undecided: BTreeMap<EventId, BTreeSet<RepoId>>,
     expirations: Expirations,
 }
 
 impl Releases {
     /// Requests a survey of a repository, now or as soon as the running stage has ended.
     pub(super) fn request(&mut self, out: &mut Outputs, repo: &RepoId) {
-        let number = self.next_number();
         let release = self.entry(repo);
         release.retry_at = None;
         match &release.running {
             None => {
                 release.running = Some((Stage::Survey, Vec::new()));
-                release.pass = release.next.take().unwrap_or(number);
+                release.pass = release.next.take().unwrap_or_default();
                 out.surveyed.insert(repo.clone());
                 out.push(Output::Survey { repo: repo.clone() });
             }
             // A survey that this very call requested will see everything.
             Some((Stage::Survey, _)) if out.surveyed.contains(repo) => {}
-            Some(_) => _ = release.next.get_or_insert(number),
+            Some(_) => _ = release.next.get_or_insert_default(),
         }
     }
 
-    fn next_number(&mut self) -> PassNumber {
-        self.passes += 1;
-        PassNumber(self.passes)
+    /// Requests a survey, and tells a caller the end of the pass that sees everything that has happened so far. Later
+    /// changes do not delay that.
+    pub(super) fn settle(
+        &mut self,
+        out: &mut Outputs,
+        repo: &RepoId,
+        caller: u64,
+        events: BTreeSet<EventId>,
+    ) {
+        self.request(out, repo);
+        if let Some(pass) = self.pending_pass(repo) {
+            pass.callers.push((caller, events));
+        }
+    }
+
+    /// Tells what becomes of a held event, as soon as it is stored or dropped, or no pass under way at these repositories
+    /// can release it.
+    pub(super) fn decide(&mut self, out: &mut Outputs, id: EventId, repos: &BTreeSet<RepoId>) {
+        if self.undecided.contains_key(&id) {
+            return;
+        }
+        let mut deciding = BTreeSet::new();
+        for repo in repos {
+            if let Some(pass) = self.pending_pass(repo) {
+                pass.events.insert(id);
+                deciding.insert(repo.clone());
+            }
+        }
+        if deciding.is_empty() {
+            let outcome = HoldOutcome::Held;
+            return out.push(Output::Decided { id, outcome });
+        }
+        self.undecided.insert(id, deciding);
+    }
+
+    /// Tells what became of an event, if that was not told.
+    pub(super) fn decided(&mut self, out: &mut Outputs, id: EventId, outcome: HoldOutcome) {
+        let Some(repos) = self.undecided.remove(&id) else {
+            return;
+        };
+        for repo in &repos {
+            let Some(release) = self.by_repo.get_mut(repo) else {
+                continue;
+            };
+            release.pass.events.remove(&id);
+            if let Some(next) = &mut release.next {
+                next.events.remove(&id);
+            }
+        }
+        out.push(Output::Decided { id, outcome });
+    }
+
+    /// Returns the pass that sees everything that has happened so far, if one runs or follows.
+    fn pending_pass(&mut self, repo: &RepoId) -> Option<&mut Pass> {
+        let release = self.by_repo.get_mut(repo)?;
+        release.running.as_ref()?;
+        match &mut release.next {
+            Some(next) => Some(next),
+            None => Some(&mut release.pass),
+        }
+    }
+
+    /// Decides on the events of a pass that has ended and did not release them.
+    fn pass_ended(&mut self, out: &mut Outputs, repo: &RepoId, pass: &Pass) {
+        for id in &pass.events {
+            let Some(repos) = self.undecided.get_mut(id) else {
+                continue;
+            };
+            repos.remove(repo);
+            if repos.is_empty() {
+                self.decided(out, *id, HoldOutcome::Held);
+            }
+        }
     }
 
     fn entry(&mut self, repo: &RepoId) -> &mut Release {
@@ -103,11 +197,18 @@ impl Releases {
             .map(|(_, events)| events)
     }
 
-    /// Ends a stage that failed, to be tried again at this time.
-    pub(super) fn stage_failed(&mut self, repo: &RepoId, stage: Stage, retry_at: Mono) {
-        if self.stage_ended(repo, stage).is_some() {
-            self.entry(repo).retry_at = Some(retry_at);
+    /// Ends a stage that failed, to be tried again at this time. Returns the passes that end with it.
+    fn stage_failed(&mut self, repo: &RepoId, stage: Stage, retry_at: Mono) -> Vec<Pass> {
+        if self.stage_ended(repo, stage).is_none() {
+            return Vec::new();
         }
+        let release = self.entry(repo);
+        release.retry_at = Some(retry_at);
+        let mut failed = vec![std::mem::take(&mut release.pass)];
+        if let Some(next) = &mut release.next {
+            failed.push(std::mem::take(next));
+        }
+        failed
     }
 
     /// Sets refs and stores events.
@@ -130,6 +231,15 @@ impl Releases {
             events,
             withdraw,
         });
+    }
+
+    /// Makes the release that was begun a part of the pass.
+    fn continue_pass(&mut self, repo: &RepoId, mut pass: Pass) {
+        let release = self.entry(repo);
+        let begun = std::mem::take(&mut release.pass);
+        pass.events.extend(begun.events);
+        pass.callers.extend(begun.callers);
+        release.pass = pass;
     }
 
     /// Notes what follows from the next release.
@@ -155,12 +265,19 @@ impl Releases {
 
     /// Makes another pass follow the current one.
     pub(super) fn repeat(&mut self, repo: &RepoId) {
-        let number = self.next_number();
-        self.entry(repo).next.get_or_insert(number);
+        self.entry(repo).next.get_or_insert_default();
     }
 
-    /// Ends a pass, and begins the next if something has changed since its survey.
-    pub(super) fn end_pass(&mut self, out: &mut Outputs, repo: &RepoId) {
+    /// Takes the pass out while its next step is decided on.
+    fn take_pass(&mut self, repo: &RepoId) -> Pass {
+        let release = self.by_repo.get_mut(repo);
+        release
+            .map(|release| std::mem::take(&mut release.pass))
+            .unwrap_or_default()
+    }
+
+    /// Begins the next pass if something has changed since the survey of the one that ended.
+    fn continue_with_next(&mut self, out: &mut Outputs, repo: &RepoId) {
         if self
             .by_repo
             .get(repo)
@@ -227,40 +344,54 @@ impl Releases {
     /// Notes the results of a survey that outlast it.
     pub(super) fn surveyed(&mut self, repo: &RepoId, survey: &Survey, now: Timestamp) {
         self.expirations.remove(repo);
-        let served = survey
-            .announcements
-            .iter()
-            .chain(&survey.states)
-            .chain(&survey.proposals);
-        self.expirations.add(repo, served, now);
+        self.expirations.add(repo, survey.stored(), now);
     }
 
     pub(super) fn served(&mut self, repo: &RepoId, events: &[Arc<Event>], now: Timestamp) {
         self.expirations.add(repo, events, now);
     }
-
-    /// Returns the pass that sees everything that has happened so far, if one runs or follows.
-    pub(super) fn pending_pass(&self, repo: &RepoId) -> Option<PassNumber> {
-        let release = self.by_repo.get(repo)?;
-        release
-            .running
-            .as_ref()
-            .map(|_| release.next.unwrap_or(release.pass))
-    }
-
-    /// Returns whether a pass has ended: nothing runs, or a later one does.
-    pub(super) fn pass_ended(&self, repo: &RepoId, pass: PassNumber) -> bool {
-        let release = self.by_repo.get(repo);
-        release.is_none_or(|release| release.running.is_none() || release.pass > pass)
-    }
 }
 
 /// The circle of survey and release.
 impl Purgatory {
+    /// Ends a pass, tells what it decided, and begins the next if something has changed since its survey.
+    fn end_pass(&mut self, out: &mut Outputs, repo: &RepoId, pass: Pass) {
+        self.tell_end(out, repo, pass, true);
+        self.releases.continue_with_next(out, repo);
+    }
+
+    /// Ends a stage that failed. The passes that wait for it fail with it: their data is served after a retry.
+    pub(super) fn stage_failed(&mut self, out: &mut Outputs, repo: &RepoId, stage: Stage) {
+        let retry_at = self.now.mono + self.config.retry_after;
+        for pass in self.releases.stage_failed(repo, stage, retry_at) {
+            self.tell_end(out, repo, pass, false);
+        }
+    }
+
+    /// Tells the senders of events and the callers that wait for a pass what became of theirs.
+    fn tell_end(&mut self, out: &mut Outputs, repo: &RepoId, pass: Pass, is_complete: bool) {
+        self.releases.pass_ended(out, repo, &pass);
+        for (caller, events) in pass.callers {
+            let mut outcomes = BTreeMap::new();
+            for id in events {
+                if self.holds(&id) {
+                    outcomes.insert(id, HoldOutcome::Held);
+                } else if pass.stored.contains(&id) {
+                    outcomes.insert(id, HoldOutcome::Stored);
+                } else if is_complete {
+                    outcomes.insert(id, HoldOutcome::Superseded);
+                }
+            }
+            out.push(Output::Settled { caller, outcomes });
+        }
+    }
+
     pub(super) fn surveyed(&mut self, out: &mut Outputs, repo: &RepoId, survey: &Survey) {
         if self.releases.stage_ended(repo, Stage::Survey).is_none() {
             return self.releases.request(out, repo);
         }
+        let mut pass = self.releases.take_pass(repo);
+        pass.note_stored(survey.stored());
         self.releases.surveyed(repo, survey, self.now.unix);
         // Usually removed by now; but the hint may have been lost with the earlier run.
         for id in &survey.refused {
@@ -281,6 +412,10 @@ impl Purgatory {
             survey,
         );
         for id in &plan.gone {
+            // The same event may have been stored on another way.
+            if survey.stored().any(|event| event.id == *id) {
+                self.releases.decided(out, *id, HoldOutcome::Stored);
+            }
             self.drop_event(out, *id, false);
         }
         for id in &plan.strays {
@@ -308,12 +443,13 @@ impl Purgatory {
         let mut withdraw: Vec<EventId> = plan.withdraw.iter().map(|event| event.id).collect();
         withdraw.extend(plan.outdated);
         if !plan.changes_refs && plan.store.is_empty() && withdraw.is_empty() {
-            return self.releases.end_pass(out, repo);
+            return self.end_pass(out, repo, pass);
         }
         self.releases
             .follow_up(repo, plan.followers, plan.changes_service);
         self.releases
             .release(out, repo, plan.refs, plan.store, withdraw);
+        self.releases.continue_pass(repo, pass);
     }
 
     pub(super) fn released(
@@ -325,6 +461,7 @@ impl Purgatory {
         let Some(events) = self.releases.stage_ended(repo, Stage::Release) else {
             return;
         };
+        let mut pass = self.releases.take_pass(repo);
         let followers = self.releases.take_followers(repo);
         let changes_service = self.releases.take_change_of_service(repo);
         if !refused.is_empty() {
@@ -332,7 +469,7 @@ impl Purgatory {
                 self.drop_event(out, *id, true);
             }
             self.releases.repeat(repo);
-            return self.releases.end_pass(out, repo);
+            return self.end_pass(out, repo, pass);
         }
         if changes_service {
             out.push(Output::Wake {
@@ -367,10 +504,15 @@ impl Purgatory {
             });
         }
         self.releases.served(repo, &events, self.now.unix);
+        pass.note_stored(&events);
         if !events.is_empty() {
+            let ids: Vec<EventId> = events.iter().map(|event| event.id).collect();
             out.push(Output::Publish { events });
+            for id in ids {
+                self.releases.decided(out, id, HoldOutcome::Stored);
+            }
         }
-        self.releases.end_pass(out, repo);
+        self.end_pass(out, repo, pass);
     }
 
     /// Drops an event and the uploads that wait with it. Refs of a pull request that its author or the store has taken
@@ -385,6 +527,7 @@ impl Purgatory {
             .map(|announcement| announcement.repo.clone());
         let repos = self.repos_of(&id);
         self.held.remove(out, id);
+        self.releases.decided(out, id, HoldOutcome::Superseded);
         self.event_ended(out, id, repos, may_have_refs);
         if let Some(repo) = announced {
             out.push(Output::Wake {

@@ -1,6 +1,7 @@
 //! Objects that no ref shows any more: replaced ones stay for a while, removed ones leave the disk.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use grasp_purgatory::database::{
     Commit, Committed, Database as _, Garbage, ProposalChanges, RepoChange, RepoRow, ViewChange,
 };
 use grasp_purgatory::git::{
-    GitError, Keep, RETIRED_REFS_RETENTION, RefTarget, Refs, RepoStore, StagingLimits,
+    Git, GitError, Keep, RETIRED_REFS_RETENTION, RefTarget, Refs, RepoStore, Slots, StagingLimits,
 };
 use nostr::event::EventId;
 use nostr::types::Timestamp;
@@ -25,14 +26,15 @@ const MAIN: &str = "refs/heads/main";
 async fn collect(fixture: &Fixture, repo: &RepoId, now: Timestamp) -> bool {
     fixture
         .store
-        .collect(repo, &Keep::at(now, BTreeSet::new()))
+        .repository(repo)
+        .collect(&Keep::at(now, BTreeSet::new()))
         .await
         .unwrap()
 }
 
 /// Returns the tips that were replaced.
 async fn retired(fixture: &Fixture, repo: &RepoId) -> BTreeSet<Oid> {
-    let retired = fixture.store.retired_refs(repo).await.unwrap();
+    let retired = fixture.store.repository(repo).retired_refs().await.unwrap();
     retired.into_iter().map(|retired| retired.tip).collect()
 }
 
@@ -113,14 +115,15 @@ async fn a_purge_removes_all_that_no_ref_needs_at_once() {
     let incoming = fixture.receive(&repo, &work.pack(&[unused])).await.unwrap();
     fixture
         .store
-        .take_in(&repo, incoming, &[unused].into())
+        .repository(&repo)
+        .take_in(incoming, &[unused].into())
         .await
         .unwrap();
     collect(&fixture, &repo, now()).await;
     for tip in [replaced, unused, stays] {
         assert!(is_readable(&fixture, &repo, tip).await);
     }
-    assert!(fixture.store.purge(&repo, now()).await.unwrap());
+    assert!(fixture.store.repository(&repo).purge(now()).await.unwrap());
     for tip in [replaced, unused] {
         assert!(!is_readable(&fixture, &repo, tip).await);
     }
@@ -128,11 +131,16 @@ async fn a_purge_removes_all_that_no_ref_needs_at_once() {
     assert!(is_readable(&fixture, &repo, stays).await);
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
     assert!(
-        !fixture.store.purge(&repo, now()).await.unwrap(),
+        !fixture.store.repository(&repo).purge(now()).await.unwrap(),
         "there is nothing left to remove"
     );
     assert!(
-        !fixture.store.purge(&new_repo("x"), now()).await.unwrap(),
+        !fixture
+            .store
+            .repository(&new_repo("x"))
+            .purge(now())
+            .await
+            .unwrap(),
         "nothing is there"
     );
 }
@@ -201,7 +209,14 @@ async fn objects_of_a_deleted_state_stay_while_a_held_event_wants_them() {
         .unwrap();
     delete_state(&fixture, &repo).await;
     let keep = Keep::at(now(), [tip, "ab".repeat(20).parse().unwrap()].into());
-    assert!(fixture.store.collect(&repo, &keep).await.unwrap());
+    assert!(
+        fixture
+            .store
+            .repository(&repo)
+            .collect(&keep)
+            .await
+            .unwrap()
+    );
     apply(&fixture, &repo, tip).await.unwrap();
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
@@ -533,7 +548,7 @@ async fn uploads_based_on_collected_commits_stay_complete_and_unreadable() {
         .push(&repo, &work, &[(MAIN, Some(other))])
         .await
         .unwrap();
-    assert!(fixture.store.purge(&repo, now()).await.unwrap());
+    assert!(fixture.store.repository(&repo).purge(now()).await.unwrap());
     assert!(!is_readable(&fixture, &repo, tip).await);
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
@@ -629,7 +644,8 @@ async fn tips_are_copied_to_any_repository_without_objects_that_it_has() {
         assert!(
             fixture
                 .store
-                .source(without, &tips)
+                .repository(without)
+                .source(&tips)
                 .await
                 .unwrap()
                 .is_none()
@@ -637,13 +653,14 @@ async fn tips_are_copied_to_any_repository_without_objects_that_it_has() {
     }
     let source = fixture
         .store
-        .source(&x, &tips)
+        .repository(&x)
+        .source(&tips)
         .await
         .unwrap()
         .expect("it has them");
     for (to, has_base) in [(&fork, true), (&other, false)] {
         let mut guard = fixture.store.lock(to).await.unwrap();
-        let copied = fixture.store.copy(&source, &guard, &tips).await.unwrap();
+        let copied = guard.copy(&source, &tips).await.unwrap();
         let bytes = copied.bytes().await.unwrap();
         assert_eq!(bytes < 10_000, has_base, "{bytes}");
         guard.promote(copied).await.unwrap();
@@ -671,6 +688,58 @@ async fn tips_are_copied_to_any_repository_without_objects_that_it_has() {
     }
 }
 
+/// Returns a git that notes where each command that packs objects writes them.
+fn recording_git(dir: &Path, log: &Path) -> Git {
+    let program = dir.join("git");
+    let path = std::env::var_os("PATH").unwrap();
+    let installed = std::env::split_paths(&path)
+        .map(|dir| dir.join("git"))
+        .find(|path| path.is_file())
+        .unwrap();
+    let note = format!(
+        "[ \"$1\" = pack-objects ] && echo \"$GIT_OBJECT_DIRECTORY\" >> {}",
+        log.display()
+    );
+    let script = format!("#!/bin/sh\n{note}\nexec {} \"$@\"\n", installed.display());
+    // By another process: one that is started meanwhile would inherit the open file, which then cannot be executed.
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = std::process::Command::new("/bin/sh");
+    let written = shell.args(["-c", write]).arg(&program).arg(script).status();
+    assert!(written.unwrap().success());
+    Git::at(program, Slots::default()).unwrap()
+}
+
+/// What is written to a repository without its lock is removed by whoever locks it.
+#[tokio::test]
+async fn a_copy_writes_nothing_to_the_repository_that_it_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let recording = recording_git(dir.path(), &log);
+    let fixture = Fixture::with_git(recording, StagingLimits::default()).await;
+    let work = Work::new();
+    let from = fixture.repo("x").await;
+    let to = fixture.repo("x").await;
+    let tip = work.commit("tip");
+    fixture
+        .push(&from, &work, &[(MAIN, Some(tip))])
+        .await
+        .unwrap();
+    let tips = BTreeSet::from([tip]);
+    let source = fixture.store.repository(&from).source(&tips).await.unwrap();
+    let guard = fixture.store.lock(&to).await.unwrap();
+    std::fs::write(&log, "").unwrap();
+    guard
+        .copy(&source.expect("it has them"), &tips)
+        .await
+        .unwrap();
+    let incoming = fixture.root().join("incoming");
+    let written = std::fs::read_to_string(&log).unwrap();
+    assert!(!written.is_empty());
+    for place in written.lines() {
+        assert!(place.starts_with(incoming.to_str().unwrap()), "{place:?}");
+    }
+}
+
 #[tokio::test]
 async fn tips_without_their_history_are_not_copied() {
     let (fixture, work) = (Fixture::new().await, Work::new());
@@ -689,7 +758,8 @@ async fn tips_without_their_history_are_not_copied() {
     assert!(
         fixture
             .store
-            .source(&repo, &[tip].into())
+            .repository(&repo)
+            .source(&[tip].into())
             .await
             .unwrap()
             .is_some()
@@ -702,7 +772,8 @@ async fn tips_without_their_history_are_not_copied() {
     assert!(
         fixture
             .store
-            .source(&repo, &[tip].into())
+            .repository(&repo)
+            .source(&[tip].into())
             .await
             .unwrap()
             .is_none()
@@ -718,7 +789,11 @@ async fn tips_are_copied_from_the_store_of_pull_requests() {
     let opened = RepoStore::open(&root, endpoint, installed_git(), limits, database, None);
     let contributors = opened.await.unwrap();
     let tip = work.commit("proposed");
-    let incoming = contributors.incoming_for(&contributor).await.unwrap();
+    let incoming = contributors
+        .repository(&contributor)
+        .incoming_for()
+        .await
+        .unwrap();
     let mut unpacking = incoming
         .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
         .await
@@ -728,7 +803,8 @@ async fn tips_are_copied_from_the_store_of_pull_requests() {
     let tips = BTreeSet::from([tip]);
     assert_eq!(
         contributors
-            .take_in(&contributor, incoming, &tips)
+            .repository(&contributor)
+            .take_in(incoming, &tips)
             .await
             .unwrap(),
         tips
@@ -737,18 +813,20 @@ async fn tips_are_copied_from_the_store_of_pull_requests() {
     assert!(
         fixture
             .store
-            .source(&contributor, &tips)
+            .repository(&contributor)
+            .source(&tips)
             .await
             .unwrap()
             .is_none()
     );
     let source = contributors
-        .source(&contributor, &tips)
+        .repository(&contributor)
+        .source(&tips)
         .await
         .unwrap()
         .expect("it has them");
     let mut guard = fixture.store.lock(&repo).await.unwrap();
-    let copied = fixture.store.copy(&source, &guard, &tips).await.unwrap();
+    let copied = guard.copy(&source, &tips).await.unwrap();
     guard.promote(copied).await.unwrap();
     drop(guard);
     apply(&fixture, &repo, tip).await.unwrap();
@@ -833,7 +911,8 @@ async fn a_crash_during_a_collection_leaves_the_repository_collected_or_unchange
     fixture.database.fail_once();
     fixture
         .store
-        .collect(&repo, &Keep::purging(now()))
+        .repository(&repo)
+        .collect(&Keep::purging(now()))
         .await
         .unwrap_err();
     assert_eq!(fixture.store.row(&repo).await.unwrap(), before);
@@ -847,7 +926,7 @@ async fn a_crash_during_a_collection_leaves_the_repository_collected_or_unchange
     );
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
     assert!(
-        fixture.store.purge(&repo, now()).await.unwrap(),
+        fixture.store.repository(&repo).purge(now()).await.unwrap(),
         "it is done again"
     );
     assert!(

@@ -58,7 +58,12 @@ async fn a_long_chain_that_was_fetched_is_refused_as_well() {
     let fixture = Fixture::new().await;
     let (tip, pack) = chain(&Work::new(), 400);
     let repo = new_repo("x");
-    let incoming = fixture.store.incoming_for(&repo).await.unwrap();
+    let incoming = fixture
+        .store
+        .repository(&repo)
+        .incoming_for()
+        .await
+        .unwrap();
     let mut unpacking = incoming
         .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
         .await
@@ -67,7 +72,8 @@ async fn a_long_chain_that_was_fetched_is_refused_as_well() {
     unpacking.finish().await.unwrap();
     let taken = fixture
         .store
-        .take_in(&repo, incoming, &BTreeSet::from([tip]))
+        .repository(&repo)
+        .take_in(incoming, &BTreeSet::from([tip]))
         .await;
     assert!(
         matches!(taken, Err(GitError::LongChain { .. })),
@@ -96,7 +102,12 @@ async fn a_small_pack_gets_little_memory_and_a_maintainers_gets_more() {
     let (_, pack) = bomb(&work, 80);
     assert!(pack.len() < 1 << 20);
     for (claimant, fits) in [(Claimant::default(), false), (Claimant::server(), true)] {
-        let incoming = fixture.store.incoming(&repo, claimant).await.unwrap();
+        let incoming = fixture
+            .store
+            .repository(&repo)
+            .incoming(claimant)
+            .await
+            .unwrap();
         let mut unpacking = incoming
             .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
             .await
@@ -151,7 +162,7 @@ async fn all_pushes_share_one_budget_of_memory() {
         .await
         .unwrap();
     let repo = new_repo("x");
-    let incoming = store.incoming_for(&repo).await.unwrap();
+    let incoming = store.repository(&repo).incoming_for().await.unwrap();
     let first = incoming
         .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
         .await
@@ -183,7 +194,11 @@ async fn slow_senders_do_not_block_pushes_that_are_complete() {
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default())
         .await
         .unwrap();
-    let incoming = store.incoming_for(&new_repo("x")).await.unwrap();
+    let incoming = store
+        .repository(&new_repo("x"))
+        .incoming_for()
+        .await
+        .unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);
     let mut slow = Vec::new();
@@ -220,7 +235,11 @@ async fn pushes_that_are_complete_do_not_wait_for_each_other() {
     let store = open(dir.path(), git, StagingLimits::default(), &Arc::default())
         .await
         .unwrap();
-    let incoming = store.incoming_for(&new_repo("x")).await.unwrap();
+    let incoming = store
+        .repository(&new_repo("x"))
+        .incoming_for()
+        .await
+        .unwrap();
     let work = Work::new();
     let pack = work.pack(&[work.commit("1")]);
     let mut complete = Vec::new();

@@ -201,7 +201,11 @@ impl Fixture {
 
     /// Receives a pack.
     pub(crate) async fn receive(&self, repo: &RepoId, pack: &[u8]) -> Result<Incoming, GitError> {
-        let incoming = self.store.incoming(repo, Claimant::default()).await?;
+        let incoming = self
+            .store
+            .repository(repo)
+            .incoming(Claimant::default())
+            .await?;
         let mut unpacking = incoming.unpack(MAX_PACK_BYTES, MAX_PACK_BYTES).await?;
         unpacking.feed(pack).await?;
         unpacking.finish().await?;

@@ -341,7 +341,7 @@ async fn a_writer_works_with_a_cache_of_size_zero() {
             .unwrap();
         assert!(serves(&writer, &repo, tip).await);
     }
-    let bytes = writer.store.repo_bytes(&repo).await.unwrap();
+    let bytes = writer.store.repository(&repo).bytes().await.unwrap();
     let stored: u64 = site
         .stored("pack")
         .iter()
@@ -352,7 +352,15 @@ async fn a_writer_works_with_a_cache_of_size_zero() {
         "the size is that of the named packs, wherever they are"
     );
     let tips = BTreeSet::from([tip, first]);
-    assert!(writer.store.lacking(&repo, &tips).await.unwrap().is_empty());
+    assert!(
+        writer
+            .store
+            .repository(&repo)
+            .lacking(&tips)
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -411,12 +419,24 @@ async fn staged_uploads_are_available_to_the_next_writer() {
         old.push(&repo, &work, &[(&unrecorded, Some(dropped))])
             .await
             .unwrap();
-        let bytes = old.store.staged_bytes(&repo, id, tip).await.unwrap();
+        let bytes = old
+            .store
+            .repository(&repo)
+            .staged_bytes(id, tip)
+            .await
+            .unwrap();
 
         let new = site.writer().await;
         let kept = BTreeSet::from([(id, tip)]);
         assert_eq!(new.store.forget_staged_but(kept).await.unwrap(), 1);
-        assert_eq!(new.store.staged_bytes(&repo, id, tip).await.unwrap(), bytes);
+        assert_eq!(
+            new.store
+                .repository(&repo)
+                .staged_bytes(id, tip)
+                .await
+                .unwrap(),
+            bytes
+        );
         assert_eq!(
             pack_bytes(&new.root().join("staging")),
             0,
@@ -458,7 +478,13 @@ async fn a_collection_keeps_commits_that_uploads_of_an_earlier_writer_need() {
         .unwrap();
     new.store.became_writer().await.unwrap();
     let now = crate::git_fixture::now();
-    assert!(new.store.collect(&repo, &Keep::purging(now)).await.unwrap());
+    assert!(
+        new.store
+            .repository(&repo)
+            .collect(&Keep::purging(now))
+            .await
+            .unwrap()
+    );
     let mut guard = new.store.lock(&repo).await.unwrap();
     assert!(guard.promote_staged(id, tip).await.unwrap());
     assert!(
@@ -490,15 +516,17 @@ async fn a_process_that_becomes_the_writer_again_forgets_its_proofs_and_packs() 
     assert!(
         changed
             .store
-            .collect(&repo, &Keep::at(now, BTreeSet::new()))
+            .repository(&repo)
+            .collect(&Keep::at(now, BTreeSet::new()))
             .await
             .unwrap()
     );
     changed = one;
     changed.store.became_writer().await.unwrap();
     let tips = BTreeSet::from([base, removed]);
-    let lacking = changed.store.lacking(&repo, &tips);
-    assert_eq!(lacking.await.unwrap(), BTreeSet::from([removed]));
+    let changed = changed.store.repository(&repo);
+    let lacking = changed.lacking(&tips).await.unwrap();
+    assert_eq!(lacking, BTreeSet::from([removed]));
 }
 
 #[tokio::test]

@@ -236,7 +236,7 @@ async fn a_lost_pack_is_stored_again_from_the_cache() {
     let (repo, _, tip) = repository(&writer, "x").await;
     for file in [site.stored("pack"), site.stored("idx")].concat() {
         std::fs::remove_file(file).unwrap();
-        let found = writer.store.inspect(&repo, false).await.unwrap();
+        let found = writer.store.repository(&repo).inspect(false).await.unwrap();
         assert!(!found.is_broken && found.lost.is_empty(), "{found:?}");
         assert!(serves(&site.reader().await, &repo, tip).await);
     }
@@ -251,20 +251,28 @@ async fn a_lost_pack_without_a_copy_is_damage_until_its_objects_are_received_aga
         .iter()
         .for_each(|file| std::fs::remove_file(file).unwrap());
     let writer = site.writer().await;
-    let found = writer.store.inspect(&repo, false).await.unwrap();
+    let found = writer.store.repository(&repo).inspect(false).await.unwrap();
     assert_eq!((found.is_broken, found.lost.len()), (true, 1));
     assert!(!serves(&writer, &repo, tip).await);
     let tips = BTreeSet::from([tip]);
-    assert_eq!(writer.store.lacking(&repo, &tips).await.unwrap(), tips);
+    assert_eq!(
+        writer.store.repository(&repo).lacking(&tips).await.unwrap(),
+        tips
+    );
     // The hunt brings the objects, in another pack than before.
     let other = work.commit("other");
     let incoming = writer.receive(&repo, &work.pack(&[other])).await.unwrap();
     let tips = BTreeSet::from([tip, other]);
     assert_eq!(
-        writer.store.take_in(&repo, incoming, &tips).await.unwrap(),
+        writer
+            .store
+            .repository(&repo)
+            .take_in(incoming, &tips)
+            .await
+            .unwrap(),
         tips
     );
-    let found = writer.store.inspect(&repo, true).await.unwrap();
+    let found = writer.store.repository(&repo).inspect(true).await.unwrap();
     assert!(!found.is_broken && found.lost.is_empty(), "{found:?}");
     assert!(serves(&site.reader().await, &repo, tip).await);
 }
@@ -295,7 +303,8 @@ async fn a_damaged_pack_is_found_by_reading_the_pack_storage() {
     flip(&large);
     assert!(
         old.store
-            .verify(&repo, later, now())
+            .repository(&repo)
+            .verify(later, now())
             .await
             .unwrap()
             .is_empty()
@@ -306,18 +315,36 @@ async fn a_damaged_pack_is_found_by_reading_the_pack_storage() {
     flip(&large);
     let writer = site.writer().await;
     assert!(!serves(&writer, &repo, tip).await);
-    let damaged = writer.store.verify(&repo, later, now()).await.unwrap();
+    let damaged = writer
+        .store
+        .repository(&repo)
+        .verify(later, now())
+        .await
+        .unwrap();
     assert_eq!(damaged.len(), 1);
     assert!(!large.exists());
-    let found = writer.store.inspect(&repo, false).await.unwrap();
+    let found = writer.store.repository(&repo).inspect(false).await.unwrap();
     assert!(found.is_broken);
     let incoming = writer.receive(&repo, &work.pack(&[tip])).await.unwrap();
     let tips = BTreeSet::from([tip]);
     assert_eq!(
-        writer.store.take_in(&repo, incoming, &tips).await.unwrap(),
+        writer
+            .store
+            .repository(&repo)
+            .take_in(incoming, &tips)
+            .await
+            .unwrap(),
         tips
     );
-    assert!(!writer.store.inspect(&repo, true).await.unwrap().is_broken);
+    assert!(
+        !writer
+            .store
+            .repository(&repo)
+            .inspect(true)
+            .await
+            .unwrap()
+            .is_broken
+    );
     assert!(serves(&site.reader().await, &repo, tip).await);
 }
 
@@ -340,7 +367,7 @@ async fn a_damaged_file_of_the_cache_is_downloaded_again() {
         std::fs::write(&file, vec![0; length]).unwrap();
     }
     assert!(!serves(&reader, &repo, tip).await);
-    let found = reader.store.inspect(&repo, true).await.unwrap();
+    let found = reader.store.repository(&repo).inspect(true).await.unwrap();
     assert!(!found.is_broken && found.lost.is_empty(), "{found:?}");
     assert!(serves(&reader, &repo, tip).await);
 }
@@ -356,7 +383,12 @@ async fn an_empty_or_wrong_pack_storage_is_an_error_and_not_damage() {
     assert!(text.contains("has no packs of this server"), "{text}");
     for found in [
         reader.store.became_writer().await.unwrap_err(),
-        writer.store.inspect(&repo, true).await.unwrap_err(),
+        writer
+            .store
+            .repository(&repo)
+            .inspect(true)
+            .await
+            .unwrap_err(),
         writer
             .store
             .sweep(grasp_core::Mono::from_secs(1))

@@ -57,7 +57,8 @@ async fn a_disconnect_during_a_push_leaves_no_process_and_no_file() {
     drop(
         fixture
             .store
-            .incoming(&repo, Claimant::default())
+            .repository(&repo)
+            .incoming(Claimant::default())
             .await
             .unwrap(),
     );
@@ -65,7 +66,8 @@ async fn a_disconnect_during_a_push_leaves_no_process_and_no_file() {
     let pack = work.pack(&[work.commit("1")]);
     let incoming = fixture
         .store
-        .incoming(&repo, Claimant::default())
+        .repository(&repo)
+        .incoming(Claimant::default())
         .await
         .unwrap();
     let mut unpacking = incoming
@@ -177,6 +179,88 @@ async fn a_client_network_without_cpu_time_is_refused_while_others_clone() {
     );
     ask(at(2)).await.unwrap();
     ask(at(1).with_authority()).await.unwrap();
+}
+
+/// Returns the limits of memory of the processes that serve clients from this directory, in MiB.
+#[cfg(target_os = "linux")]
+fn memory_limits(root: &Path) -> Vec<u64> {
+    let marker = root.to_str().unwrap();
+    let mut limits = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        let dir = entry.unwrap().path();
+        let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
+        let command = read("cmdline");
+        if !(command.contains("upload-pack") && command.contains(marker)) {
+            continue;
+        }
+        let text = read("limits");
+        let line = text.lines().find(|line| line.starts_with("Max data size"));
+        let soft = line.and_then(|line| line.split_whitespace().nth(3));
+        limits.extend(soft.map(|bytes| bytes.parse::<u64>().map_or(u64::MAX, |n| n >> 20)));
+    }
+    limits
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn git_that_serves_a_client_has_a_limit_of_memory() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let tip = work.commit("1");
+    fixture
+        .push(&repo, &work, &[("refs/heads/main", Some(tip))])
+        .await
+        .unwrap();
+    let serve = async || {
+        let claimant = Claimant::default();
+        fixture
+            .store
+            .upload_pack(&repo, Protocol::V2, claimant)
+            .await
+    };
+    let process = serve().await.unwrap();
+    // The kernel shows a command line a moment after the command has begun.
+    eventually(|| !memory_limits(&fixture.root()).is_empty()).await;
+    assert_eq!(memory_limits(&fixture.root()), [24]);
+    drop(process);
+    eventually(|| processes(&fixture.root()).is_empty()).await;
+
+    fixture.store.note_serving(&repo, "fatal: not our ref");
+    drop(serve().await.unwrap());
+    eventually(|| processes(&fixture.root()).is_empty()).await;
+    let words = "error: git upload-pack: git-pack-objects died with error.";
+    fixture.store.note_serving(&repo, words);
+    let process = serve().await.unwrap();
+    eventually(|| !memory_limits(&fixture.root()).is_empty()).await;
+    assert_eq!(memory_limits(&fixture.root()), [24 + 192]);
+    drop(process);
+}
+
+#[tokio::test]
+async fn one_network_leaves_memory_of_git_that_serves_clients_to_others() {
+    let path = std::env::var_os("PATH").unwrap();
+    let slots = Slots {
+        client_processes: NonZeroUsize::new(1_000).unwrap(),
+        ..Slots::default()
+    };
+    let git = Git::find(&path, slots).unwrap();
+    let fixture = Fixture::with_git(git, StagingLimits::default()).await;
+    let repo = fixture.repo("x").await;
+    let at = |net| Claimant::at(ClientNetwork::of(Ipv4Addr::new(198, 51, net, 1).into()));
+    let serve = async |claimant| {
+        let serving = fixture.store.upload_pack(&repo, Protocol::V2, claimant);
+        timeout(Duration::from_millis(500), serving).await
+    };
+    let mut served = Vec::new();
+    while let Ok(process) = serve(at(1)).await {
+        served.push(process.unwrap());
+        assert!(served.len() < 30, "never refused");
+    }
+    assert_eq!(served.len(), 5, "a quarter of 512 MiB, at 24 MiB each");
+    let other = serve(at(2)).await.expect("in time").unwrap();
+    served.pop();
+    let next = serve(at(1)).await.expect("in time").unwrap();
+    drop((other, next));
 }
 
 #[tokio::test]

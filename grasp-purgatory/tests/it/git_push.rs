@@ -362,7 +362,8 @@ async fn a_pack_over_the_limit_is_refused_and_leaves_nothing_behind() {
     let pack = work.pack(&[work.commit("1")]);
     let incoming = fixture
         .store
-        .incoming(&repo, Claimant::default())
+        .repository(&repo)
+        .incoming(Claimant::default())
         .await
         .unwrap();
     let mut unpacking = incoming.unpack(10_000, MAX_PACK_BYTES).await.unwrap();
@@ -390,7 +391,8 @@ async fn a_push_to_an_unknown_repository_is_refused() {
     repo.identifier = "y".parse().unwrap();
     let error = fixture
         .store
-        .incoming(&repo, Claimant::default())
+        .repository(&repo)
+        .incoming(Claimant::default())
         .await
         .unwrap_err();
     assert!(matches!(error, GitError::NoView), "{error:?}");

@@ -122,10 +122,19 @@ async fn an_empty_state_deletes_all_refs_and_the_old_tips_can_be_restored() {
     let later = Timestamp::from_secs(now().as_secs() + RETIRED_REFS_RETENTION.as_secs() + 1);
     fixture
         .store
-        .collect(&repo, &Keep::at(later, BTreeSet::new()))
+        .repository(&repo)
+        .collect(&Keep::at(later, BTreeSet::new()))
         .await
         .unwrap();
-    assert!(fixture.store.retired_refs(&repo).await.unwrap().is_empty());
+    assert!(
+        fixture
+            .store
+            .repository(&repo)
+            .retired_refs()
+            .await
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(fixture.store.refs(&repo).await.unwrap(), before.refs);
     git(&fixture.view(&repo).await, &["fsck", "--full"], b"").unwrap();
 }
@@ -392,6 +401,29 @@ fn packs(fixture: &Fixture) -> BTreeSet<PathBuf> {
 }
 
 #[tokio::test]
+async fn a_commit_keeps_the_lock_to_its_end_although_the_pusher_is_gone() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let tip = work.commit("1");
+    let incoming = fixture.receive(&repo, &work.pack(&[tip])).await.unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let (begun, proceed) = fixture.database.hold_next();
+    let pushing = tokio::spawn(async move { guard.promote(incoming).await });
+    begun.await.unwrap();
+    pushing.abort();
+    assert!(pushing.await.unwrap_err().is_cancelled());
+    // Whoever locked it now would remove the pack as one that no commit names.
+    tokio::time::pause();
+    let early = tokio::time::timeout(Duration::from_secs(1), fixture.store.lock(&repo)).await;
+    assert!(early.is_err());
+    tokio::time::resume();
+    proceed.send(()).unwrap();
+    let mut guard = fixture.store.lock(&repo).await.unwrap();
+    let found = guard.check(&BTreeSet::from([tip])).await.unwrap();
+    assert!(found.is_complete(), "{found:?}");
+}
+
+#[tokio::test]
 async fn packs_that_no_commit_names_are_removed_at_the_next_start_and_proofs_with_them() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;
@@ -454,11 +486,17 @@ async fn no_ref_is_set_to_objects_that_the_next_start_would_remove() {
     let tips = BTreeSet::from([tip]);
     fixture
         .store
-        .take_in(&repo, incoming, &tips)
+        .repository(&repo)
+        .take_in(incoming, &tips)
         .await
         .unwrap_err();
     // The objects are on disk, and no commit names them.
-    let lacking = fixture.store.lacking(&repo, &tips).await.unwrap();
+    let lacking = fixture
+        .store
+        .repository(&repo)
+        .lacking(&tips)
+        .await
+        .unwrap();
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     let wanted = target(&[("refs/heads/main", tip)], None);
     let applied = fixture.apply(&mut guard, &wanted).await;
@@ -488,7 +526,14 @@ async fn a_repository_without_rows_is_removed_at_start() {
         .await
         .unwrap();
     let left = new_repo("kept");
-    drop(fixture.store.incoming_for(&left).await.unwrap());
+    drop(
+        fixture
+            .store
+            .repository(&left)
+            .incoming_for()
+            .await
+            .unwrap(),
+    );
     let dir = fixture.repo_dir(&left);
     assert!(dir.is_dir());
     let fixture = fixture.restart().await;
@@ -678,7 +723,12 @@ async fn a_planned_change_names_the_pull_requests_that_get_or_lose_a_ref() {
 async fn the_ref_of_a_pull_request_makes_no_repository_and_a_state_does() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let (repo, tip) = (new_repo("x"), work.commit("1"));
-    let incoming = fixture.store.incoming_for(&repo).await.unwrap();
+    let incoming = fixture
+        .store
+        .repository(&repo)
+        .incoming_for()
+        .await
+        .unwrap();
     let mut unpacking = incoming
         .unpack(MAX_PACK_BYTES, MAX_PACK_BYTES)
         .await
@@ -687,7 +737,8 @@ async fn the_ref_of_a_pull_request_makes_no_repository_and_a_state_does() {
     unpacking.finish().await.unwrap();
     fixture
         .store
-        .take_in(&repo, incoming, &[tip].into())
+        .repository(&repo)
+        .take_in(incoming, &[tip].into())
         .await
         .unwrap();
     let proposals = BTreeMap::from([(EventId::from_byte_array([1; 32]), tip)]);

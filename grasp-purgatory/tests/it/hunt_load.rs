@@ -26,29 +26,26 @@ fn with_fetch_slots(at_once: usize) -> HuntConfig {
 
 /// Returns the time at which everything for a repository was here.
 fn completed(sim: &Sim, repo: &str) -> Option<Mono> {
-    let mut reports = sim.reports.iter();
-    reports.find_map(|(at, report)| match report {
-        HuntReport::Complete { repo: one } if *one == name(repo) => Some(*at),
-        _ => None,
-    })
+    let is_meant = |report: &HuntReport| matches!(report, HuntReport::Complete { repo: one } if *one == name(repo));
+    sim.reports(is_meant).first().copied()
 }
 
-#[test]
-fn requests_stay_within_the_fetch_slots_and_all_are_served() {
+#[tokio::test(start_paused = true)]
+async fn requests_stay_within_the_fetch_slots_and_all_are_served() {
     let mut sim = Sim::with(with_fetch_slots(4));
     for n in 0..50_u8 {
         let address = format!("h{n}.com");
         sim = sim.server(&address, Behaviour::Fine, &[n]);
         sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], SYNC_DELAY);
     }
-    sim.run_for(10 * SECOND);
-    assert_eq!(sim.max_in_flight, 4);
-    assert_eq!(sim.here.len(), 50);
-    assert_eq!(sim.hunter.in_flight(), 0);
+    sim.run_for(10 * SECOND).await;
+    assert_eq!(sim.world().max_in_flight, 4);
+    assert_eq!(sim.here(), 50);
+    assert_eq!(sim.in_flight().await, 0);
 }
 
-#[test]
-fn silent_servers_do_not_occupy_every_fetch_slot() {
+#[tokio::test(start_paused = true)]
+async fn silent_servers_do_not_occupy_every_fetch_slot() {
     let mut sim = Sim::with(with_fetch_slots(4)).server("fine.com", Behaviour::Fine, &[200]);
     for n in 0..40_u8 {
         let address = format!("s{n}.com");
@@ -59,9 +56,9 @@ fn silent_servers_do_not_occupy_every_fetch_slot() {
             Duration::ZERO,
         );
     }
-    sim.run_for(SECOND);
+    sim.run_for(SECOND).await;
     sim.wanted("honest", vec![want(&[200], &["fine.com"])], SYNC_DELAY);
-    sim.run_for(3 * MINUTE);
+    sim.run_for(3 * MINUTE).await;
     let took = completed(&sim, "honest").expect("it is found") - Mono::from_secs(1);
     assert!(
         took <= 60 * SECOND,
@@ -77,41 +74,41 @@ fn silent_servers_do_not_occupy_every_fetch_slot() {
         )
     };
     assert!(
-        sim.reports.iter().any(|(_, report)| stalled(report)),
+        !sim.reports(stalled).is_empty(),
         "silent servers are reported"
     );
 }
 
-#[test]
-fn a_slow_server_is_not_cancelled_while_no_other_request_waits() {
-    let mut sim = Sim::with(with_fetch_slots(1)).server("s.com", Behaviour::Silent, &[]);
+#[tokio::test(start_paused = true)]
+async fn a_slow_server_is_not_cancelled_while_no_other_request_waits() {
+    let sim = Sim::with(with_fetch_slots(1)).server("s.com", Behaviour::Silent, &[]);
     sim.wanted("r", vec![want(&[1], &["s.com"])], Duration::ZERO);
-    sim.run_for(59 * SECOND);
-    assert!(sim.cancelled.is_empty());
-    assert_eq!(sim.hunter.in_flight(), 1);
+    sim.run_for(59 * SECOND).await;
+    assert!(sim.world().cancelled == 0);
+    assert_eq!(sim.in_flight().await, 1);
 }
 
-#[test]
-fn a_transfer_is_interrupted_after_five_minutes_if_others_wait() {
+#[tokio::test(start_paused = true)]
+async fn a_transfer_is_interrupted_after_five_minutes_if_others_wait() {
     let config = HuntConfig {
         fetch_is_late: 60 * MINUTE,
         ..with_fetch_slots(1)
     };
-    let mut sim = Sim::with(config)
+    let sim = Sim::with(config)
         .server("slow.com", Behaviour::SilentWithObjects, &[1])
         .server("fine.com", Behaviour::Fine, &[2]);
     sim.wanted("slow", vec![want(&[1], &["slow.com"])], Duration::ZERO);
-    sim.run_for(SECOND);
+    sim.run_for(SECOND).await;
     sim.wanted("r", vec![want(&[2], &["fine.com"])], Duration::ZERO);
-    sim.run_for(298 * SECOND);
+    sim.run_for(298 * SECOND).await;
     assert!(sim.asked_of("fine.com").is_empty());
-    sim.run_for(5 * SECOND);
+    sim.run_for(5 * SECOND).await;
     assert!(sim.has_everything("r"));
 }
 
-#[test]
-fn a_large_transfer_completes_in_the_end_although_others_wait() {
-    let mut sim = Sim::with(HuntConfig {
+#[tokio::test(start_paused = true)]
+async fn a_large_transfer_completes_in_the_end_although_others_wait() {
+    let sim = Sim::with(HuntConfig {
         fetch_is_late: 60 * MINUTE,
         ..with_fetch_slots(1)
     })
@@ -119,7 +116,7 @@ fn a_large_transfer_completes_in_the_end_although_others_wait() {
     .server("silent.com", Behaviour::Silent, &[]);
     sim.wanted("large", vec![want(&[1], &["large.com"])], Duration::ZERO);
     sim.wanted("small", vec![want(&[2], &["silent.com"])], Duration::ZERO);
-    sim.run_for(2 * 60 * MINUTE);
+    sim.run_for(2 * 60 * MINUTE).await;
     assert!(sim.has_everything("large"));
     let times = sim
         .asked_of("large.com")
@@ -129,16 +126,16 @@ fn a_large_transfer_completes_in_the_end_although_others_wait() {
     assert_eq!(times, 3, "limited to 5, then 10, then 20 minutes");
 }
 
-#[test]
-fn waiting_for_a_fetch_slot_does_not_count_as_slow() {
-    let mut sim = Sim::with(with_fetch_slots(1))
+#[tokio::test(start_paused = true)]
+async fn waiting_for_a_fetch_slot_does_not_count_as_slow() {
+    let sim = Sim::with(with_fetch_slots(1))
         .server("slow.com", Behaviour::SilentWithObjects, &[1])
         .server("a.com", Behaviour::Fine, &[2])
         .server("b.com", Behaviour::Fine, &[2]);
     sim.wanted("slow", vec![want(&[1], &["slow.com"])], Duration::ZERO);
-    sim.run_for(SECOND);
+    sim.run_for(SECOND).await;
     sim.wanted("r", vec![want(&[2], &["a.com", "b.com"])], Duration::ZERO);
-    sim.run_for(10 * MINUTE);
+    sim.run_for(10 * MINUTE).await;
     assert!(sim.has_everything("r"));
     assert!(
         sim.asked_of("b.com").is_empty(),
@@ -146,15 +143,15 @@ fn waiting_for_a_fetch_slot_does_not_count_as_slow() {
     );
 }
 
-#[test]
-fn objects_that_arrived_meanwhile_are_not_requested() {
+#[tokio::test(start_paused = true)]
+async fn objects_that_arrived_meanwhile_are_not_requested() {
     // The simulation asserts that no request is for an object that is here.
     let one = HostLimits {
         starts: 2.try_into().unwrap(),
         ..HostLimits::default()
     };
     let hosts = [("slow.com".parse().unwrap(), one)].into();
-    let mut sim = Sim::with(HuntConfig {
+    let sim = Sim::with(HuntConfig {
         hosts,
         ..HuntConfig::default()
     })
@@ -166,20 +163,20 @@ fn objects_that_arrived_meanwhile_are_not_requested() {
         vec![want(&[9], &["https://slow.com/1"])],
         Duration::ZERO,
     );
-    sim.run_for(LATENCY / 2);
+    sim.run_for(LATENCY / 2).await;
     let addresses = ["https://slow.com/2", "b.com"];
     sim.wanted(
         "r",
         vec![want(&[1], &addresses), want(&[2], &addresses)],
         Duration::ZERO,
     );
-    sim.run_for(5 * MINUTE);
-    assert!(sim.has_everything("r"), "{:?}", sim.asked);
+    sim.run_for(5 * MINUTE).await;
+    assert!(sim.has_everything("r"), "{:?}", sim.asked());
 }
 
-#[test]
-fn hunts_for_a_thousand_repositories_after_a_start_are_spread_over_time() {
-    let mut sim = Sim::new();
+#[tokio::test(start_paused = true)]
+async fn hunts_for_a_thousand_repositories_after_a_start_are_spread_over_time() {
+    let sim = Sim::new();
     for n in 0..1_000_u64 {
         let wants = vec![want(
             &[(n % 250) as u8],
@@ -192,17 +189,17 @@ fn hunts_for_a_thousand_repositories_after_a_start_are_spread_over_time() {
             SYNC_DELAY + Duration::from_millis(50 * n),
         );
     }
-    sim.run_for(2 * SECOND);
+    sim.run_for(2 * SECOND).await;
     assert!(
-        sim.asked.len() <= 32,
+        sim.asked().len() <= 32,
         "{} requests in two seconds",
-        sim.asked.len()
+        sim.asked().len()
     );
-    sim.run_for(2 * MINUTE);
+    sim.run_for(2 * MINUTE).await;
     assert!(
-        sim.max_concurrent.values().all(|most| *most <= 5),
+        sim.world().max_open.values().all(|most| *most <= 5),
         "{:?}",
-        sim.max_concurrent
+        sim.world().max_open
     );
 }
 
@@ -220,9 +217,9 @@ fn a_start_begins_hunts_for_everything_that_is_held() {
     assert!(world.hunts.iter().all(|(_, after)| after.is_none()));
 }
 
-#[test]
-fn a_thousand_bad_addresses_take_bounded_time_and_hide_no_good_one() {
-    let mut sim = Sim::new().server("good.com", Behaviour::Fine, &[1]);
+#[tokio::test(start_paused = true)]
+async fn a_thousand_bad_addresses_take_bounded_time_and_hide_no_good_one() {
+    let sim = Sim::new().server("good.com", Behaviour::Fine, &[1]);
     let bad: Vec<CloneUrl> = (0..1_000).map(|n| url(&format!("bad{n}.com"))).collect();
     let hostile = Want {
         untrusted: bad,
@@ -239,30 +236,10 @@ fn a_thousand_bad_addresses_take_bounded_time_and_hide_no_good_one() {
         ],
         SYNC_DELAY,
     );
-    sim.run_for(30 * SECOND);
-    assert!(sim.asked.len() <= 2 * 64, "{}", sim.asked.len());
-    sim.run_for(60 * MINUTE);
+    sim.run_for(30 * SECOND).await;
+    assert!(sim.asked().len() <= 2 * 64, "{}", sim.asked().len());
+    sim.run_for(60 * MINUTE).await;
     assert!(sim.has_everything("r"));
-}
-
-#[test]
-fn the_same_inputs_give_the_same_requests() {
-    let requests = || {
-        let mut sim = Sim::with(with_fetch_slots(2));
-        for n in 0..20_u8 {
-            let address = format!("h{}.com", n % 7);
-            let behaviour = if n % 3 == 0 {
-                Behaviour::Silent
-            } else {
-                Behaviour::Fine
-            };
-            sim = sim.server(&address, behaviour, &[n]);
-            sim.wanted(&format!("r{n}"), vec![want(&[n], &[&address])], SYNC_DELAY);
-        }
-        sim.run_for(10 * MINUTE);
-        sim.asked
-    };
-    assert_eq!(requests(), requests());
 }
 
 /// Returns a simulation with repositories that each want an object of their own at one host, by addresses of a GRASP server.
@@ -273,7 +250,7 @@ fn repositories_at_one_host(behaviour: Behaviour, count: usize) -> Sim {
         let address = format!("https://one.example/{npub}/r{n}.git");
         let tip = numbered(n);
         sim = sim.server(&address, behaviour, &[]);
-        sim.at(&address).advertises = BTreeSet::from([tip]);
+        sim.at(&address, |server| server.advertises = BTreeSet::from([tip]));
         let want = Want {
             tips: vec![tip],
             ..want(&[1], &[&address])
@@ -291,61 +268,60 @@ fn numbered(n: usize) -> Oid {
 
 fn busiest_minute(sim: &Sim) -> usize {
     let within = |from: Mono| move |asked: &&Asked| asked.at >= from && asked.at < from + MINUTE;
-    let counts = sim.asked.iter().step_by(7);
+    let all = sim.asked();
+    let counts = all.iter().step_by(7);
     counts
-        .map(|asked| sim.asked.iter().filter(within(asked.at)).count())
+        .map(|asked| all.iter().filter(within(asked.at)).count())
         .max()
         .unwrap_or(0)
 }
 
 fn incomplete(sim: &Sim) -> usize {
-    sim.reports
-        .iter()
-        .filter(|(_, r)| matches!(r, HuntReport::Incomplete { .. }))
-        .count()
+    sim.reports(|report| matches!(report, HuntReport::Incomplete { .. }))
+        .len()
 }
 
-#[test]
-fn a_thousand_repositories_at_one_unknown_host_follow_its_rate_limit() {
-    let mut sim = repositories_at_one_host(Behaviour::Fine, 1_000);
-    sim.run_for(SECOND);
-    let waiting = sim
-        .hunter
-        .schedule_at(sim.now.mono)
-        .filter(|(_, turn)| turn.position.is_some());
+#[tokio::test(start_paused = true)]
+async fn a_thousand_repositories_at_one_unknown_host_follow_its_rate_limit() {
+    let sim = repositories_at_one_host(Behaviour::Fine, 1_000);
+    sim.run_for(SECOND).await;
+    let schedule = sim.hunting.schedule().await;
+    let waiting = schedule.values().filter(|turn| turn.position.is_some());
     assert!(waiting.count() > 900, "each has a position in the queue");
-    sim.run_for(33 * MINUTE + 10 * SECOND);
-    assert_eq!(sim.here.len(), 1_000, "a thousand at thirty per minute");
-    assert_eq!(sim.asked.len(), 1_000, "one request each");
+    sim.run_for(33 * MINUTE + 10 * SECOND).await;
+    assert_eq!(sim.here(), 1_000, "a thousand at thirty per minute");
+    assert_eq!(sim.asked().len(), 1_000, "one request each");
     assert_eq!(incomplete(&sim), 0, "waiting is not failing");
     assert!(busiest_minute(&sim) <= 30, "{}", busiest_minute(&sim));
 }
 
-#[test]
-fn a_thousand_repositories_at_a_grasp_server_take_two_minutes() {
-    let mut sim = repositories_at_one_host(Behaviour::Fine, 1_000);
-    sim.classes
+#[tokio::test(start_paused = true)]
+async fn a_thousand_repositories_at_a_grasp_server_take_two_minutes() {
+    let sim = repositories_at_one_host(Behaviour::Fine, 1_000);
+    sim.world()
+        .classes
         .insert("one.example".parse().unwrap(), HostClass::Grasp);
-    sim.run_for(75 * SECOND);
-    assert_eq!(sim.here.len(), 1_000);
-    assert_eq!((sim.asked.len(), incomplete(&sim)), (1_000, 0));
+    sim.run_for(75 * SECOND).await;
+    assert_eq!(sim.here(), 1_000);
+    assert_eq!((sim.asked().len(), incomplete(&sim)), (1_000, 0));
     assert!(busiest_minute(&sim) <= 600, "{}", busiest_minute(&sim));
-    assert!(sim.max_concurrent["one.example"] <= 8);
+    assert!(sim.world().max_open["one.example"] <= 8);
 }
 
-#[test]
-fn repositories_at_one_host_are_served_in_order_of_arrival() {
+#[tokio::test(start_paused = true)]
+async fn repositories_at_one_host_are_served_in_order_of_arrival() {
     let mut sim = repositories_at_one_host(Behaviour::Fine, 300);
-    sim.run_for(MINUTE / 2);
+    sim.run_for(MINUTE / 2).await;
     sim = sim.server("https://one.example/late.git", Behaviour::Fine, &[9]);
     sim.wanted(
         "a-late",
         vec![want(&[9], &["https://one.example/late.git"])],
         None,
     );
-    sim.run_for(9 * MINUTE + SECOND);
+    sim.run_for(9 * MINUTE + SECOND).await;
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
-    sim.asked
+    let asked = sim.asked();
+    asked
         .iter()
         .for_each(|asked| *times.entry(asked.url.as_str()).or_default() += 1);
     assert!(
@@ -354,44 +330,43 @@ fn repositories_at_one_host_are_served_in_order_of_arrival() {
         times.len()
     );
     assert!(!times.contains_key("https://one.example/late.git"));
-    sim.run_for(MINUTE);
+    sim.run_for(MINUTE).await;
     assert!(sim.has_everything("a-late"));
 }
 
-#[test]
-fn a_visit_that_needs_the_advertisement_is_finished_before_another_begins() {
-    let mut sim = repositories_at_one_host(Behaviour::Fine, 100);
+#[tokio::test(start_paused = true)]
+async fn a_visit_that_needs_the_advertisement_is_finished_before_another_begins() {
+    let sim = repositories_at_one_host(Behaviour::Fine, 100);
     for n in 0..100 {
         // Two objects are wanted and one of them is nowhere, so that every visit takes several requests.
-        let wants = sim.wants.get_mut(&name(&format!("r{n}"))).unwrap();
+        let mut world = sim.world();
+        let wants = world.wants.get_mut(&name(&format!("r{n}"))).unwrap();
         wants[0].tips.push(numbered(n + 5_000));
     }
-    sim.run_for(4 * MINUTE);
+    sim.run_for(4 * MINUTE).await;
     assert!(
-        sim.here.len() >= 25,
+        sim.here() >= 25,
         "{} after {} requests",
-        sim.here.len(),
-        sim.asked.len()
+        sim.here(),
+        sim.asked().len()
     );
     assert!(busiest_minute(&sim) <= 30);
 }
 
-#[test]
-fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
+#[tokio::test(start_paused = true)]
+async fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
     let pause = Duration::from_secs(2);
-    let mut sim = repositories_at_one_host(Behaviour::LimitsEveryThird(pause), 200);
-    sim.classes
+    let sim = repositories_at_one_host(Behaviour::LimitsEveryThird(pause), 200);
+    sim.world()
+        .classes
         .insert("one.example".parse().unwrap(), HostClass::Grasp);
-    sim.run_for(30 * MINUTE);
-    assert_eq!(sim.here.len(), 200);
+    sim.run_for(30 * MINUTE).await;
+    assert_eq!(sim.here(), 200);
     assert_eq!(incomplete(&sim), 0, "being asked to wait is not failing");
-    let pauses = sim.reports.iter().filter_map(|(at, report)| match report {
-        HuntReport::Paused { .. } => Some(*at),
-        _ => None,
-    });
+    let pauses = sim.reports(|report| matches!(report, HuntReport::Paused { .. }));
+    let asked = sim.asked();
     for began in pauses {
-        let during = sim
-            .asked
+        let during = asked
             .iter()
             .filter(|asked| asked.at > began && asked.at < began + pause);
         assert_eq!(
@@ -402,12 +377,13 @@ fn a_server_that_limits_every_third_request_is_paused_and_gives_everything() {
     }
 }
 
-#[test]
-fn ten_thousand_repositories_at_a_grasp_server_follow_its_rate_limit() {
-    let mut sim = repositories_at_one_host(Behaviour::Fine, 10_000);
-    sim.classes
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_repositories_at_a_grasp_server_follow_its_rate_limit() {
+    let sim = repositories_at_one_host(Behaviour::Fine, 10_000);
+    sim.world()
+        .classes
         .insert("one.example".parse().unwrap(), HostClass::Grasp);
-    sim.run_for(17 * MINUTE);
-    assert_eq!(sim.here.len(), 10_000);
-    assert_eq!((sim.asked.len(), incomplete(&sim)), (10_000, 0));
+    sim.run_for(17 * MINUTE).await;
+    assert_eq!(sim.here(), 10_000);
+    assert_eq!((sim.asked().len(), incomplete(&sim)), (10_000, 0));
 }

@@ -1,26 +1,28 @@
-//! A hunter and a purgatory together, through random arrivals, failures and restarts: objects that some server has are
+//! A hunt and a purgatory together, through random arrivals, failures and restarts: objects that some server has are
 //! found, and their events are released.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
 use grasp_core::limits::PeerText;
 use grasp_core::service::npub;
-use grasp_core::{CloneUrl, Mono, Oid, RepoId};
-use grasp_purgatory::hunt::HostLimits;
+use grasp_core::{CloneUrl, Now, Oid, RelayUrl, RepoId};
+use grasp_purgatory::git::Fetched;
 use grasp_purgatory::hunt::{
-    Advertisement, FetchError, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, Scope,
+    Advertisement, FetchError, HostClass, HostLimits, HuntConfig, HuntHandle, HuntReport, Scope,
+    SyncContext, hunt,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::Event;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::hunt_sim::listed;
 use crate::model_events::*;
-use crate::model_world::{StepResult, World};
+use crate::model_world::{PowerCut, StepResult, World};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LATENCY: Duration = Duration::from_millis(200);
@@ -46,7 +48,7 @@ static EVENTS: LazyLock<Vec<Arc<Event>>> = LazyLock::new(|| {
 enum Behaviour {
     Fine,
     Gone,
-    /// Never answers; the driver cancels the request.
+    /// Never answers.
     Silent,
     /// Has everything, and advertises nothing.
     Hides,
@@ -59,12 +61,24 @@ struct Mirror {
 }
 
 struct HuntModel {
+    server: Arc<Server>,
+    hunting: HuntHandle,
+}
+
+/// The server around a hunt. Of several, only that of the last start acts.
+struct Server {
+    state: Arc<Mutex<ServerState>>,
+    changed: Arc<Notify>,
+    start: usize,
+}
+
+struct ServerState {
     world: World,
-    hunter: Hunter,
     mirrors: BTreeMap<CloneUrl, Mirror>,
-    scheduled: BTreeMap<(Mono, u64), Input>,
-    next_number: u64,
-    fetching: BTreeMap<u64, (RepoId, BTreeSet<Oid>)>,
+    starts: usize,
+    has_lost_power: bool,
+    violations: Vec<String>,
+    begun: Instant,
 }
 
 fn mirror(of: Author, identifier: &str) -> CloneUrl {
@@ -78,102 +92,26 @@ fn repos() -> [RepoId; 3] {
     [ALICE.repo("x"), BOB.repo("x"), ALICE.repo("y")]
 }
 
-impl HuntModel {
-    fn new() -> Self {
-        Self::with(HuntConfig::default())
+impl ServerState {
+    fn now(&self) -> Now {
+        let began = Now::new(
+            grasp_core::Mono::ZERO,
+            nostr::types::Timestamp::from_secs(START),
+        );
+        began.after(self.begun.elapsed())
     }
 
-    fn with(config: HuntConfig) -> Self {
-        let world = World::new();
-        let hunter = Hunter::new(config, world.now);
-        let addresses = [mirror(ALICE, "x"), mirror(BOB, "x"), mirror(ALICE, "y")];
-        let empty = || Mirror {
-            behaviour: Behaviour::Fine,
-            objects: BTreeSet::new(),
-        };
-        Self {
-            world,
-            hunter,
-            mirrors: addresses
-                .into_iter()
-                .map(|address| (address, empty()))
-                .collect(),
-            scheduled: BTreeMap::new(),
-            next_number: 0,
-            fetching: BTreeMap::new(),
+    /// Performs a step of the server at the present time.
+    fn step(&mut self, step: impl FnOnce(&mut World) -> StepResult) {
+        let passed = self.now().mono - self.world.now.mono;
+        if self
+            .world
+            .wait(passed)
+            .and_then(|()| step(&mut self.world))
+            .is_err()
+        {
+            self.has_lost_power = true;
         }
-    }
-
-    fn run_for(&mut self, length: Duration) -> StepResult {
-        let end = self.world.now.mono + length;
-        self.forward_wants();
-        loop {
-            let task = self.scheduled.keys().next().map(|(at, _)| *at);
-            let deadlines = [
-                self.world.core.next_deadline(),
-                self.hunter.next_deadline(),
-                task,
-            ];
-            let next = deadlines
-                .into_iter()
-                .flatten()
-                .min()
-                .filter(|at| *at <= end);
-            let Some(at) = next else { break };
-            let at = at.max(self.world.now.mono);
-            self.world.wait(at - self.world.now.mono)?;
-            match self
-                .scheduled
-                .first_key_value()
-                .filter(|((task, _), _)| *task <= at)
-            {
-                Some(_) => {
-                    let ((_, number), input) = self.scheduled.pop_first().unwrap();
-                    self.receive_objects(number)?;
-                    self.handle(input);
-                }
-                None => self.handle(Input::Tick),
-            }
-            self.forward_wants();
-        }
-        self.world.wait(end - self.world.now.mono)
-    }
-
-    /// Gives the wants of purgatory to the hunter.
-    fn forward_wants(&mut self) {
-        for (repo, after) in std::mem::take(&mut self.world.hunts) {
-            self.handle(Input::Wanted { repo, after });
-        }
-    }
-
-    /// Gives a report of the hunter to purgatory.
-    fn forward_report(&mut self, report: &HuntReport) {
-        if let Some(input) = report.for_purgatory() {
-            let _ = self.world.handle(input);
-        }
-    }
-
-    fn handle(&mut self, input: Input) {
-        for output in self.hunter.handle(self.world.now, input) {
-            self.perform(output);
-        }
-    }
-
-    fn schedule(&mut self, after: Duration, input: Input) -> u64 {
-        let number = self.next_number;
-        self.scheduled
-            .insert((self.world.now.mono + after, number), input);
-        self.next_number += 1;
-        number
-    }
-
-    /// Adds the objects of a fetch, before its end is reported.
-    fn receive_objects(&mut self, number: u64) -> StepResult {
-        let Some((repo, objects)) = self.fetching.remove(&number) else {
-            return Ok(());
-        };
-        let numbers: Vec<u8> = objects.iter().map(|oid| oid.as_bytes()[0]).collect();
-        self.world.fetch(&repo, &numbers)
     }
 
     fn wants(&self, repo: &RepoId) -> Vec<Want> {
@@ -186,123 +124,223 @@ impl HuntModel {
         wants.retain(|want| !want.tips.is_empty());
         wants
     }
+}
 
-    fn perform(&mut self, output: Output) {
-        match output {
-            Output::ReadWants { repo, scope } => {
-                let mut wants = self.wants(&repo);
-                wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.schedule(
-                    Duration::ZERO,
-                    Input::WantsRead {
-                        repo,
-                        wants: Some(wants),
-                    },
-                );
-            }
-            Output::List {
-                request_id,
-                url,
-                wanted,
-                ..
-            } => {
-                let mirror = &self.mirrors[&url];
-                let refs = mirror.objects.iter().map(|oid| ("refs/heads/x", *oid));
-                let (after, result) = match mirror.behaviour {
-                    Behaviour::Fine => (LATENCY, Ok(Advertisement::read(refs, &wanted))),
-                    Behaviour::Hides => (LATENCY, Ok(Advertisement::read([], &wanted))),
-                    Behaviour::Gone => {
-                        (LATENCY, Err(FetchError::Unreachable(PeerText::new("gone"))))
-                    }
-                    Behaviour::Silent => (MINUTE, Err(FetchError::Stalled)),
-                };
-                self.schedule(after, listed(request_id, result));
-            }
-            Output::Fetch {
-                request_id,
-                repo,
-                url,
-                oids,
-            } => {
-                let mirror = &self.mirrors[&url];
-                let has_all = oids.is_subset(&mirror.objects);
-                let (after, got, error) = match mirror.behaviour {
-                    Behaviour::Fine | Behaviour::Hides if has_all => (LATENCY, oids, None),
-                    Behaviour::Silent => (5 * MINUTE, BTreeSet::new(), Some(FetchError::Stalled)),
-                    _ => {
-                        let refused = FetchError::Refused(PeerText::new("not our ref"));
-                        (LATENCY, BTreeSet::new(), Some(refused))
-                    }
-                };
-                let fetched = Input::Ended {
-                    request_id,
-                    got: got.clone(),
-                    error,
-                };
-                let number = self.schedule(after, fetched);
-                self.fetching.insert(number, (repo, got));
-            }
-            Output::Classify { host, .. } => {
-                self.schedule(
-                    LATENCY,
-                    Input::Classified {
-                        host,
-                        class: Some(HostClass::Grasp),
-                    },
-                );
-            }
-            Output::Cancel { .. } => {} // Its end is scheduled already.
-            Output::ListRepos => {
-                let repos = repos().into();
-                self.schedule(Duration::ZERO, Input::ReposListed { repos });
-            }
-            Output::Report(report @ HuntReport::Complete { .. }) => {
-                self.forward_report(&report);
-                let HuntReport::Complete { repo } = report else {
-                    unreachable!()
-                };
-                let mut wants = self.wants(&repo);
-                wants.retain(|want| want.phase == Phase::Waiting);
-                assert!(
-                    wants.is_empty() || !self.world.hunts.is_empty(),
-                    "{wants:?}"
-                );
-            }
-            Output::Report(report) => self.forward_report(&report),
+impl Server {
+    /// Returns the state, unless the server was restarted or has lost power.
+    fn state(&self) -> Option<MutexGuard<'_, ServerState>> {
+        let state = self.state.lock().unwrap();
+        (state.starts == self.start && !state.has_lost_power).then_some(state)
+    }
+
+    /// Performs a step, if the server runs.
+    fn step(&self, step: impl FnOnce(&mut World) -> StepResult) {
+        if let Some(mut state) = self.state() {
+            state.step(step);
+            self.changed.notify_one();
         }
     }
 
-    fn restart(&mut self) {
-        self.world.hunts.clear();
-        self.world.restart(MINUTE);
-        self.hunter = Hunter::new(HuntConfig::default(), self.world.now);
-        self.scheduled.clear();
-        self.fetching.clear();
-        self.forward_wants();
+    /// Asks a mirror, and returns its behaviour and objects.
+    async fn ask(&self, url: &CloneUrl) -> (Behaviour, BTreeSet<Oid>) {
+        sleep(LATENCY).await;
+        let (behaviour, objects) = {
+            let state = self.state.lock().unwrap();
+            let mirror = &state.mirrors[url];
+            (mirror.behaviour, mirror.objects.clone())
+        };
+        if behaviour == Behaviour::Silent {
+            std::future::pending().await
+        }
+        (behaviour, objects)
+    }
+}
+
+impl SyncContext for Server {
+    fn now(&self) -> Now {
+        self.state.lock().unwrap().now()
     }
 
-    fn perform_action(&mut self, action: &Action) -> StepResult {
+    async fn wants(&self, repo: &RepoId, scope: Scope) -> Option<Vec<Want>> {
+        let mut wants = self.state()?.wants(repo);
+        wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
+        Some(wants)
+    }
+
+    async fn list(
+        &self,
+        url: &CloneUrl,
+        wanted: &BTreeSet<Oid>,
+    ) -> Result<Advertisement, FetchError> {
+        match self.ask(url).await {
+            (Behaviour::Gone, _) => Err(FetchError::Unreachable(PeerText::new("gone"))),
+            (Behaviour::Hides, _) => Ok(Advertisement::read([], wanted)),
+            (_, objects) => {
+                let refs = objects.iter().map(|oid| ("refs/heads/x", *oid));
+                Ok(Advertisement::read(refs, wanted))
+            }
+        }
+    }
+
+    async fn classify(&self, _: &RelayUrl) -> Option<HostClass> {
+        Some(HostClass::Grasp)
+    }
+
+    async fn fetch(
+        &self,
+        repo: &RepoId,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+        _: oneshot::Sender<()>,
+    ) -> Fetched {
+        let (behaviour, objects) = self.ask(url).await;
+        if behaviour == Behaviour::Gone || !oids.is_subset(&objects) {
+            return Fetched::nothing(FetchError::Refused(PeerText::new("not our ref")));
+        }
+        let numbers: Vec<u8> = oids.iter().map(|oid| oid.as_bytes()[0]).collect();
+        self.step(|world| world.fetch(repo, &numbers));
+        Fetched {
+            got: oids.clone(),
+            error: None,
+            bytes: 0,
+        }
+    }
+
+    async fn repos(&self) -> BTreeSet<RepoId> {
+        repos().into()
+    }
+
+    fn report(&self, report: &HuntReport) {
+        if let Some(input) = report.for_purgatory() {
+            self.step(|world| world.handle(input));
+        }
+        let (HuntReport::Complete { repo }, Some(mut state)) = (report, self.state()) else {
+            return;
+        };
+        let mut wants = state.wants(repo);
+        wants.retain(|want| want.phase == Phase::Waiting);
+        if !wants.is_empty() && state.world.hunts.is_empty() {
+            state.violations.push(format!("complete without {wants:?}"));
+        }
+    }
+}
+
+impl HuntModel {
+    fn new() -> Self {
+        Self::with(HuntConfig::default())
+    }
+
+    fn with(config: HuntConfig) -> Self {
+        let addresses = [mirror(ALICE, "x"), mirror(BOB, "x"), mirror(ALICE, "y")];
+        let empty = |address| {
+            let mirror = Mirror {
+                behaviour: Behaviour::Fine,
+                objects: BTreeSet::new(),
+            };
+            (address, mirror)
+        };
+        let state = ServerState {
+            world: World::new(),
+            mirrors: addresses.into_iter().map(empty).collect(),
+            starts: 0,
+            has_lost_power: false,
+            violations: Vec::new(),
+            begun: Instant::now(),
+        };
+        Self::start(Arc::new(Mutex::new(state)), config)
+    }
+
+    /// Starts the server.
+    fn start(state: Arc<Mutex<ServerState>>, config: HuntConfig) -> Self {
+        let start = state.lock().unwrap().starts;
+        let server = Arc::new(Server {
+            state,
+            changed: Arc::default(),
+            start,
+        });
+        let hunting = hunt(config, server.clone());
+        Self { server, hunting }
+    }
+
+    fn state(&self) -> MutexGuard<'_, ServerState> {
+        self.server.state.lock().unwrap()
+    }
+
+    async fn run_for(&mut self, length: Duration) -> StepResult {
+        let end = Instant::now() + length;
+        loop {
+            let (next, begun) = {
+                let mut state = self.state();
+                state.step(|_| Ok(()));
+                assert!(state.violations.is_empty(), "{:?}", state.violations);
+                if state.has_lost_power {
+                    return Err(PowerCut);
+                }
+                for (repo, after) in std::mem::take(&mut state.world.hunts) {
+                    self.hunting.want(repo, after);
+                }
+                (state.world.core.next_deadline(), state.begun)
+            };
+            let deadline = next.map_or(end, |at| begun + at.since_start());
+            let pause = deadline.min(end).saturating_duration_since(Instant::now());
+            let has_changed = timeout(pause, self.server.changed.notified()).await.is_ok();
+            if !has_changed && Instant::now() >= end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Performs a step of the server.
+    fn step(&self, step: impl FnOnce(&mut World) -> StepResult) -> StepResult {
+        let mut state = self.state();
+        state.step(step);
+        if state.has_lost_power {
+            Err(PowerCut)
+        } else {
+            Ok(())
+        }
+    }
+
+    async fn restart(&mut self) {
+        {
+            // The tasks of the old hunt can do nothing any more.
+            let mut state = self.state();
+            state.starts += 1;
+            state.has_lost_power = false;
+            state.world.hunts.clear();
+        }
+        tokio::time::advance(MINUTE).await;
+        {
+            let mut state = self.state();
+            let passed = state.now().mono - state.world.now.mono;
+            state.world.restart(passed);
+        }
+        let state = self.server.state.clone();
+        *self = Self::start(state, HuntConfig::default());
+        self.run_for(Duration::ZERO).await.unwrap();
+    }
+
+    async fn scheduled(&self) -> usize {
+        self.hunting.schedule().await.len()
+    }
+
+    async fn perform_action(&mut self, action: &Action) -> StepResult {
         match action {
-            Action::Sync(event) => self.world.sync(&EVENTS[*event]).map(drop),
+            Action::Sync(event) => self.step(|world| world.sync(&EVENTS[*event]).map(drop))?,
             Action::Appear(address, object) => {
-                let mirror = self.mirrors.values_mut().nth(*address).unwrap();
+                let mut state = self.state();
+                let mirror = state.mirrors.values_mut().nth(*address).unwrap();
                 mirror.objects.insert(oid(*object));
-                Ok(())
             }
             Action::Behaviour(address, behaviour) => {
-                self.mirrors.values_mut().nth(*address).unwrap().behaviour = *behaviour;
-                Ok(())
+                let mut state = self.state();
+                state.mirrors.values_mut().nth(*address).unwrap().behaviour = *behaviour;
             }
-            Action::Wait(seconds) => self.run_for(Duration::from_secs(*seconds)),
-            Action::CutPower(steps_until_power_cut) => {
-                self.world.steps_until_power_cut = Some(*steps_until_power_cut);
-                Ok(())
-            }
-            Action::Restart => {
-                self.restart();
-                Ok(())
-            }
+            Action::Wait(seconds) => self.run_for(Duration::from_secs(*seconds)).await?,
+            Action::CutPower(steps) => self.state().world.steps_until_power_cut = Some(*steps),
+            Action::Restart => self.restart().await,
         }
+        Ok(())
     }
 }
 
@@ -336,68 +374,74 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// Returns a model in which Alice's repository and its state are held, and no server has their data.
-fn waiting() -> HuntModel {
+async fn waiting() -> HuntModel {
     let mut model = HuntModel::new();
     for event in [0, 3] {
-        model.world.sync(&EVENTS[event]).unwrap();
+        model
+            .step(|world| world.sync(&EVENTS[event]).map(drop))
+            .unwrap();
     }
-    model.run_for(Duration::from_secs(1)).unwrap();
+    model.run_for(Duration::from_secs(1)).await.unwrap();
     model
 }
 
 fn is_served(model: &HuntModel, event: usize) -> bool {
-    model.world.disk.store.contains(&EVENTS[event].id)
+    model.state().world.disk.store.contains(&EVENTS[event].id)
 }
 
-#[test]
-fn data_that_appears_after_ten_minutes_is_released_within_two_more() {
-    let mut model = waiting();
-    model.run_for(10 * MINUTE).unwrap();
+#[tokio::test(start_paused = true)]
+async fn data_that_appears_after_ten_minutes_is_released_within_two_more() {
+    let mut model = waiting().await;
+    model.run_for(10 * MINUTE).await.unwrap();
     assert!(!is_served(&model, 3));
-    model.perform_action(&Action::Appear(0, 1)).unwrap();
-    model.perform_action(&Action::Appear(1, 1)).unwrap();
-    model.perform_action(&Action::Appear(2, 1)).unwrap();
-    model.run_for(2 * MINUTE + Duration::from_secs(1)).unwrap();
+    model.perform_action(&Action::Appear(0, 1)).await.unwrap();
+    model.perform_action(&Action::Appear(1, 1)).await.unwrap();
+    model.perform_action(&Action::Appear(2, 1)).await.unwrap();
+    model
+        .run_for(2 * MINUTE + Duration::from_secs(1))
+        .await
+        .unwrap();
     assert!(is_served(&model, 3) && is_served(&model, 0));
-    assert_eq!(model.hunter.schedule_at(Mono::ZERO).count(), 0);
+    assert_eq!(model.scheduled().await, 0);
 }
 
-#[test]
-fn events_whose_data_never_appears_expire_after_half_an_hour() {
-    let mut model = waiting();
-    model.run_for(29 * MINUTE).unwrap();
-    assert_eq!(model.world.core.counts().states, 1);
-    model.run_for(4 * MINUTE).unwrap();
-    let counts = model.world.core.counts();
+#[tokio::test(start_paused = true)]
+async fn events_whose_data_never_appears_expire_after_half_an_hour() {
+    let mut model = waiting().await;
+    model.run_for(29 * MINUTE).await.unwrap();
+    assert_eq!(model.state().world.core.counts().states, 1);
+    model.run_for(4 * MINUTE).await.unwrap();
+    let counts = model.state().world.core.counts();
     assert_eq!(
         (counts.announcements, counts.states, counts.expired),
         (0, 0, 2)
     );
     assert_eq!(
-        model.hunter.schedule_at(Mono::ZERO).count(),
+        model.scheduled().await,
         0,
         "only the hourly pass looks for it now"
     );
     assert!(!is_served(&model, 0) && !is_served(&model, 3));
 }
 
-#[test]
-fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
-    let mut model = waiting();
-    model.run_for(5 * MINUTE).unwrap();
-    model.restart();
-    assert_eq!(
-        model.hunter.schedule_at(Mono::ZERO).count(),
-        1,
-        "rebuilt from the journal"
-    );
-    (0..3).for_each(|address| model.perform_action(&Action::Appear(address, 1)).unwrap());
-    model.run_for(Duration::from_secs(5)).unwrap();
+#[tokio::test(start_paused = true)]
+async fn a_restart_in_the_middle_of_a_hunt_loses_nothing() {
+    let mut model = waiting().await;
+    model.run_for(5 * MINUTE).await.unwrap();
+    model.restart().await;
+    assert_eq!(model.scheduled().await, 1, "rebuilt from the journal");
+    for address in 0..3 {
+        model
+            .perform_action(&Action::Appear(address, 1))
+            .await
+            .unwrap();
+    }
+    model.run_for(Duration::from_secs(5)).await.unwrap();
     assert!(is_served(&model, 3));
 }
 
-#[test]
-fn an_event_whose_hunt_is_queued_beyond_its_hold_time_is_released() {
+#[tokio::test(start_paused = true)]
+async fn an_event_whose_hunt_is_queued_beyond_its_hold_time_is_released() {
     let slow = HostLimits {
         starts: NonZeroUsize::MIN,
         per: 45 * MINUTE,
@@ -409,19 +453,26 @@ fn an_event_whose_hunt_is_queued_beyond_its_hold_time_is_released() {
         ..HuntConfig::default()
     };
     let mut model = HuntModel::with(config);
-    (0..3).for_each(|address| model.perform_action(&Action::Appear(address, 1)).unwrap());
-    for event in [0, 2, 3, 7] {
-        model.world.sync(&EVENTS[event]).unwrap();
+    for address in 0..3 {
+        model
+            .perform_action(&Action::Appear(address, 1))
+            .await
+            .unwrap();
     }
-    model.run_for(44 * MINUTE).unwrap();
+    for event in [0, 2, 3, 7] {
+        model
+            .step(|world| world.sync(&EVENTS[event]).map(drop))
+            .unwrap();
+    }
+    model.run_for(44 * MINUTE).await.unwrap();
     let served = [3, 7].map(|event| is_served(&model, event));
     assert!(served[0] != served[1], "one at a time");
     assert_eq!(
-        model.world.core.counts().states,
+        model.state().world.core.counts().states,
         1,
         "the other has not expired"
     );
-    model.run_for(2 * MINUTE).unwrap();
+    model.run_for(2 * MINUTE).await.unwrap();
     assert!(is_served(&model, 3) && is_served(&model, 7));
 }
 
@@ -430,27 +481,44 @@ proptest! {
 
     #[test]
     fn available_objects_are_found_and_their_events_released(actions in vec(action(), 1..40)) {
-        let mut model = HuntModel::new();
-        for action in &actions {
-            if model.perform_action(action).is_err() {
-                model.restart();
-            }
-            if model.world.is_idle() {
-                model.world.check();
-            }
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(find_everything(&actions))?;
+    }
+}
+
+async fn find_everything(actions: &[Action]) -> Result<(), TestCaseError> {
+    let mut model = HuntModel::new();
+    for action in actions {
+        if model.perform_action(action).await.is_err() {
+            model.restart().await;
         }
-        model.world.steps_until_power_cut = None;
+        let mut state = model.state();
+        if state.world.is_idle() {
+            state.world.check();
+        }
+    }
+    {
+        let mut state = model.state();
+        state.world.steps_until_power_cut = None;
         // In the end every server has everything, and what is held is released soon.
-        for mirror in model.mirrors.values_mut() {
-            *mirror = Mirror { behaviour: Behaviour::Fine, objects: (1..8).map(oid).collect() };
+        for mirror in state.mirrors.values_mut() {
+            *mirror = Mirror {
+                behaviour: Behaviour::Fine,
+                objects: (1..8).map(oid).collect(),
+            };
         }
-        model.run_for(70 * MINUTE).unwrap();
-        model.world.check();
+    }
+    model.run_for(70 * MINUTE).await.unwrap();
+    {
+        let mut state = model.state();
+        state.world.check();
         for repo in repos() {
-            let mut wants = model.wants(&repo);
+            let mut wants = state.wants(&repo);
             wants.retain(|want| !want.trusted.is_empty());
             prop_assert!(wants.is_empty(), "still wanted: {wants:?}");
         }
-        prop_assert_eq!(model.hunter.schedule_at(Mono::ZERO).count(), 0);
     }
+    prop_assert_eq!(model.scheduled().await, 0);
+    Ok(())
 }

@@ -1,25 +1,28 @@
-//! Scripted git servers around a hunter, in virtual time.
+//! Scripted git servers around a hunt, in virtual time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use grasp_core::limits::PeerText;
-use grasp_core::{CloneUrl, Host, Mono, Now, Oid, RepoId};
+use grasp_core::{CloneUrl, Host, Mono, Now, Oid, RelayUrl, RepoId};
+use grasp_purgatory::git::Fetched;
 use grasp_purgatory::hunt::{
-    Advertisement, FetchError, HostClass, HuntConfig, HuntReport, Hunter, Input, Output, RequestId,
-    Scope,
+    Advertisement, FetchError, HostClass, HuntConfig, HuntHandle, HuntReport, Scope, SyncContext,
+    hunt,
 };
 use grasp_purgatory::{Phase, Want};
 use nostr::event::EventId;
 use nostr::types::Timestamp;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
 
 use crate::model_events::ALICE;
 
 /// The duration of every request.
 pub(crate) const LATENCY: Duration = Duration::from_millis(100);
 
-/// The time after which the driver cancels a request for an advertisement to a silent server.
-const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time after which git gives up a silent transfer.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// The behaviour of a server.
@@ -38,8 +41,8 @@ pub(crate) enum Behaviour {
     Limits(Option<Duration>),
     /// Answers that every third request is rate limited, with this `Retry-After`.
     LimitsEveryThird(Duration),
-    /// Refuses a whole request if it lacks one of the objects, as git does.
-    Lies,
+    /// Makes the requesting task panic.
+    Panics,
 }
 
 #[derive(Clone, Debug)]
@@ -62,24 +65,42 @@ pub(crate) struct Asked {
     pub(crate) oids: Option<BTreeSet<Oid>>,
 }
 
+/// A hunt among scripted servers.
 pub(crate) struct Sim {
-    pub(crate) hunter: Hunter,
-    pub(crate) now: Now,
+    net: Arc<Net>,
+    pub(crate) hunting: HuntHandle,
+}
+
+/// The scripted servers, and what is wanted.
+struct Net {
+    start: Instant,
+    world: Arc<Mutex<World>>,
+}
+
+/// The script, and the events of the test so far.
+#[derive(Debug, Default)]
+pub(crate) struct World {
     pub(crate) servers: BTreeMap<CloneUrl, Server>,
     pub(crate) wants: BTreeMap<RepoId, Vec<Want>>,
+    /// The classes that hosts report.
+    pub(crate) classes: BTreeMap<Host, HostClass>,
+    /// The number of lookups of wants that panic, and of those that fail, before one succeeds.
+    pub(crate) panicking_lookups: usize,
+    pub(crate) failing_lookups: usize,
     /// Objects that are here, each with its repository.
     pub(crate) here: BTreeSet<(RepoId, Oid)>,
     pub(crate) asked: Vec<Asked>,
     pub(crate) reports: Vec<(Mono, HuntReport)>,
-    pub(crate) cancelled: BTreeSet<RequestId>,
-    /// The largest number of concurrent requests, by host.
-    pub(crate) max_concurrent: BTreeMap<String, usize>,
+    /// Requests that were cancelled.
+    pub(crate) cancelled: usize,
+    /// The open requests, and the largest number of them, by host.
+    open: BTreeMap<String, usize>,
+    pub(crate) max_open: BTreeMap<String, usize>,
     pub(crate) max_in_flight: usize,
-    /// The classes that hosts report.
-    pub(crate) classes: BTreeMap<Host, HostClass>,
-    in_flight: BTreeMap<RequestId, (RepoId, String)>,
-    scheduled: BTreeMap<(Mono, u64), Input>,
-    next_number: u64,
+    open_lookups: usize,
+    pub(crate) max_lookups: usize,
+    /// Violations of what a hunt promises.
+    violations: Vec<String>,
 }
 
 pub(crate) fn oid(n: u8) -> Oid {
@@ -115,340 +136,300 @@ pub(crate) fn want(tips: &[u8], addresses: &[&str]) -> Want {
     }
 }
 
-/// The end of a request for an advertisement.
-pub(crate) fn listed(request_id: RequestId, result: Result<Advertisement, FetchError>) -> Input {
-    match result {
-        Ok(advertised) => Input::Listed {
-            request_id,
-            advertised,
-        },
-        Err(error) => Input::Ended {
-            request_id,
-            got: BTreeSet::new(),
-            error: Some(error),
-        },
-    }
-}
-
 impl Sim {
     pub(crate) fn new() -> Self {
         Self::with(HuntConfig::default())
     }
 
     pub(crate) fn with(config: HuntConfig) -> Self {
-        let now = Now::new(Mono::ZERO, Timestamp::from_secs(1_800_000_000));
-        Self {
-            hunter: Hunter::new(config, now),
-            now,
-            servers: BTreeMap::new(),
-            wants: BTreeMap::new(),
-            here: BTreeSet::new(),
-            asked: Vec::new(),
-            reports: Vec::new(),
-            cancelled: BTreeSet::new(),
-            max_concurrent: BTreeMap::new(),
-            max_in_flight: 0,
-            classes: BTreeMap::new(),
-            in_flight: BTreeMap::new(),
-            scheduled: BTreeMap::new(),
-            next_number: 0,
-        }
+        let net = Arc::new(Net {
+            start: Instant::now(),
+            world: Arc::default(),
+        });
+        let hunting = hunt(config, net.clone());
+        Self { net, hunting }
     }
 
-    pub(crate) fn server(mut self, address: &str, behaviour: Behaviour, advertises: &[u8]) -> Self {
+    pub(crate) fn server(self, address: &str, behaviour: Behaviour, advertises: &[u8]) -> Self {
         let server = Server {
             behaviour,
             advertises: oids(advertises),
             hides: BTreeSet::new(),
             pretends: BTreeSet::new(),
         };
-        self.servers.insert(url(address), server);
+        self.world().servers.insert(url(address), server);
         self
     }
 
-    pub(crate) fn at(&mut self, address: &str) -> &mut Server {
-        self.servers.get_mut(&url(address)).unwrap()
+    /// Changes a server.
+    pub(crate) fn at(&self, address: &str, change: impl FnOnce(&mut Server)) {
+        change(self.world().servers.get_mut(&url(address)).unwrap());
+    }
+
+    pub(crate) fn world(&self) -> MutexGuard<'_, World> {
+        self.net.world.lock().unwrap()
     }
 
     /// Adds wants to a repository.
-    pub(crate) fn wanted(
-        &mut self,
-        repo: &str,
-        wants: Vec<Want>,
-        after: impl Into<Option<Duration>>,
-    ) {
-        let after = after.into();
-        self.wants.entry(name(repo)).or_default().extend(wants);
-        self.handle(Input::Wanted {
-            repo: name(repo),
-            after,
-        });
+    pub(crate) fn wanted(&self, repo: &str, wants: Vec<Want>, after: impl Into<Option<Duration>>) {
+        let repo = name(repo);
+        self.world()
+            .wants
+            .entry(repo.clone())
+            .or_default()
+            .extend(wants);
+        self.hunting.want(repo, after.into());
     }
 
-    pub(crate) fn handle(&mut self, input: Input) {
-        for output in self.hunter.handle(self.now, input) {
-            self.perform(output);
-        }
+    pub(crate) async fn run_for(&self, length: Duration) {
+        sleep(length).await;
+        // Everything that is due at the same time happens before.
+        sleep(Duration::ZERO).await;
+        let violations = self.world().violations.clone();
+        assert!(violations.is_empty(), "{violations:?}");
     }
 
-    pub(crate) fn run_for(&mut self, length: Duration) {
-        let end = self.now.mono + length;
-        loop {
-            let deadline = self.hunter.next_deadline().map(|at| at.max(self.now.mono));
-            let task = self.scheduled.keys().next().map(|(at, _)| *at);
-            let next = deadline
-                .into_iter()
-                .chain(task)
-                .min()
-                .filter(|at| *at <= end);
-            let Some(at) = next else { break };
-            self.now = self.now.after(at - self.now.mono);
-            match self
-                .scheduled
-                .first_key_value()
-                .filter(|((task, _), _)| *task <= at)
-            {
-                Some(_) => {
-                    let (_, input) = self.scheduled.pop_first().unwrap();
-                    self.finish(&input);
-                    self.handle(input);
-                }
-                None => self.handle(Input::Tick),
-            }
-        }
-        self.now = self.now.after(end - self.now.mono);
+    /// Returns all requests, in their order.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        self.world().asked.clone()
     }
 
     /// Returns the requests to an address, in their order.
-    pub(crate) fn asked_of(&self, address: &str) -> Vec<&Asked> {
-        self.asked
-            .iter()
-            .filter(|asked| asked.url == url(address))
-            .collect()
+    pub(crate) fn asked_of(&self, address: &str) -> Vec<Asked> {
+        let mut asked = self.asked();
+        asked.retain(|asked| asked.url == url(address));
+        asked
+    }
+
+    /// Returns the reports of a kind.
+    pub(crate) fn reports(&self, is_meant: impl Fn(&HuntReport) -> bool) -> Vec<Mono> {
+        let world = self.world();
+        let meant = world.reports.iter().filter(|(_, report)| is_meant(report));
+        meant.map(|(at, _)| *at).collect()
     }
 
     /// Returns the objects that are here, of all repositories.
     pub(crate) fn fetched(&self) -> BTreeSet<Oid> {
-        self.here.iter().map(|(_, oid)| *oid).collect()
+        self.world().here.iter().map(|(_, oid)| *oid).collect()
+    }
+
+    /// Returns the number of objects that are here, counted for each repository.
+    pub(crate) fn here(&self) -> usize {
+        self.world().here.len()
     }
 
     pub(crate) fn has_everything(&self, repo: &str) -> bool {
-        self.missing(&name(repo)).is_empty()
+        self.world().missing(&name(repo)).is_empty()
     }
 
+    /// Drops the handle of the hunt, and returns the record of its events.
+    pub(crate) fn end(self) -> Arc<Mutex<World>> {
+        self.net.world.clone()
+    }
+
+    /// Returns the number of repositories that are hunted for.
+    pub(crate) async fn scheduled(&self) -> usize {
+        self.hunting.schedule().await.len()
+    }
+
+    pub(crate) async fn in_flight(&self) -> usize {
+        self.hunting.figures().await.unwrap().in_flight
+    }
+}
+
+impl World {
     fn missing(&self, repo: &RepoId) -> Vec<Want> {
-        let wants = self.wants.get(repo).into_iter().flatten().cloned();
-        let lacking = wants.map(|mut want| {
+        let mut wants = self.wants.get(repo).cloned().unwrap_or_default();
+        for want in &mut wants {
             want.tips
                 .retain(|tip| !self.here.contains(&(repo.clone(), *tip)));
-            want
-        });
-        lacking.filter(|want| !want.tips.is_empty()).collect()
-    }
-
-    fn finish(&mut self, input: &Input) {
-        let (Input::Listed { request_id, .. } | Input::Ended { request_id, .. }) = input else {
-            return;
-        };
-        let Some((repo, _)) = self.in_flight.remove(request_id) else {
-            return;
-        };
-        if let Input::Ended { got, .. } = input {
-            self.here.extend(got.iter().map(|oid| (repo.clone(), *oid)));
         }
+        wants.retain(|want| !want.tips.is_empty());
+        wants
     }
+}
 
-    fn schedule(&mut self, after: Duration, input: Input) {
-        self.scheduled
-            .insert((self.now.mono + after, self.next_number), input);
-        self.next_number += 1;
+/// Counts a request as open until it is dropped, and as cancelled if it has not ended by then.
+struct Open<'a> {
+    net: &'a Net,
+    host: String,
+    has_ended: bool,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let mut world = self.net.world.lock().unwrap();
+        world.cancelled += usize::from(!self.has_ended);
+        *world.open.get_mut(&self.host).unwrap() -= 1;
     }
+}
 
-    fn perform(&mut self, output: Output) {
-        match output {
-            Output::ReadWants { repo, scope } => {
-                let mut wants = self.missing(&repo);
-                wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
-                self.schedule(
-                    Duration::ZERO,
-                    Input::WantsRead {
-                        repo,
-                        wants: Some(wants),
-                    },
-                );
-            }
-            Output::List {
-                request_id,
-                repo,
-                url,
-                wanted,
-            } => {
-                self.ask(request_id, repo, &url, None);
-                let (after, result) = self.list(&url, &wanted);
-                self.schedule(after, listed(request_id, result));
-            }
-            Output::Fetch {
-                request_id,
-                repo,
-                url,
-                oids,
-            } => {
-                let is_here = |oid: &Oid| self.here.contains(&(repo.clone(), *oid));
-                assert!(
-                    !oids.iter().any(is_here),
-                    "requested an object that is here"
-                );
-                self.ask(request_id, repo, &url, Some(oids.clone()));
-                if self.answers(&url) {
-                    self.schedule(LATENCY / 2, Input::Answered { request_id });
-                }
-                let (after, got, error) = self.fetch(&url, &oids);
-                self.schedule(
-                    after,
-                    Input::Ended {
-                        request_id,
-                        got,
-                        error,
-                    },
-                );
-            }
-            Output::Classify { host, .. } => {
-                let class = self.classes.get(&host).copied();
-                self.schedule(LATENCY, Input::Classified { host, class });
-            }
-            Output::Cancel { request_id } => self.cancel(request_id),
-            Output::ListRepos => {
-                let repos = self.wants.keys().cloned().collect();
-                self.schedule(Duration::ZERO, Input::ReposListed { repos });
-            }
-            Output::Report(report) => self.reports.push((self.now.mono, report)),
-        }
-    }
-
+impl Net {
+    /// Begins a request, and returns the server and the number of the request.
     fn ask(
-        &mut self,
-        request_id: RequestId,
-        repo: RepoId,
+        &self,
         url: &CloneUrl,
-        oids: Option<BTreeSet<Oid>>,
-    ) {
-        self.asked.push(Asked {
-            at: self.now.mono,
-            url: url.clone(),
-            oids,
-        });
+        oids: Option<&BTreeSet<Oid>>,
+    ) -> (Open<'_>, Option<Server>, usize) {
         let host = url.host().to_string();
-        self.in_flight.insert(request_id, (repo, host.clone()));
-        self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
-        let now = self
-            .in_flight
-            .values()
-            .filter(|(_, other)| *other == host)
-            .count();
-        let most = self.max_concurrent.entry(host).or_default();
-        *most = now.max(*most);
-    }
-
-    /// Ends a cancelled request at once.
-    fn cancel(&mut self, cancelled: RequestId) {
-        self.cancelled.insert(cancelled);
-        let is_end = |input: &Input| match input {
-            Input::Listed { request_id, .. } | Input::Ended { request_id, .. } => {
-                *request_id == cancelled
-            }
-            _ => false,
+        let mut world = self.world.lock().unwrap();
+        world.asked.push(Asked {
+            at: self.now().mono,
+            url: url.clone(),
+            oids: oids.cloned(),
+        });
+        let open = world.open.entry(host.clone()).or_default();
+        *open += 1;
+        let open = *open;
+        let most = world.max_open.entry(host.clone()).or_default();
+        *most = open.max(*most);
+        world.max_in_flight = world.max_in_flight.max(world.open.values().sum());
+        let server = world.servers.get(url).cloned();
+        let open = Open {
+            net: self,
+            host,
+            has_ended: false,
         };
-        let key = self
-            .scheduled
-            .iter()
-            .find(|(_, input)| is_end(input))
-            .map(|(key, _)| *key);
-        let end = match key.and_then(|key| self.scheduled.remove(&key)) {
-            Some(Input::Listed { request_id, .. } | Input::Ended { request_id, .. }) => {
-                listed(request_id, Err(FetchError::Cancelled))
-            }
-            _ => panic!("nothing to cancel"),
+        (open, server, world.asked.len())
+    }
+}
+
+/// Returns the error of a server that serves nobody.
+fn refusal(server: Option<&Server>, number: usize) -> Option<FetchError> {
+    let Some(server) = server else {
+        return Some(FetchError::Answered(PeerText::new("404")));
+    };
+    match server.behaviour {
+        Behaviour::Gone => Some(FetchError::Unreachable(PeerText::new("no route"))),
+        Behaviour::Limits(retry_after) => Some(FetchError::RateLimited { retry_after }),
+        Behaviour::LimitsEveryThird(length) if number.is_multiple_of(3) => {
+            Some(FetchError::RateLimited {
+                retry_after: Some(length),
+            })
+        }
+        Behaviour::Panics => panic!("a scripted panic of a request"),
+        _ => None,
+    }
+}
+
+impl SyncContext for Net {
+    fn now(&self) -> Now {
+        let passed = self.start.elapsed();
+        let unix = Timestamp::from_secs(1_800_000_000 + passed.as_secs());
+        Now::new(Mono::ZERO + passed, unix)
+    }
+
+    async fn wants(&self, repo: &RepoId, scope: Scope) -> Option<Vec<Want>> {
+        {
+            let mut world = self.world.lock().unwrap();
+            world.open_lookups += 1;
+            world.max_lookups = world.max_lookups.max(world.open_lookups);
+        }
+        tokio::task::yield_now().await;
+        let (mut wants, panics, fails) = {
+            let mut world = self.world.lock().unwrap();
+            world.open_lookups -= 1;
+            let panics = world.panicking_lookups > 0;
+            world.panicking_lookups -= usize::from(panics);
+            let fails = world.failing_lookups > 0;
+            world.failing_lookups -= usize::from(fails);
+            (world.missing(repo), panics, fails)
         };
-        self.schedule(Duration::ZERO, end);
+        assert!(!panics, "a scripted panic of a lookup");
+        wants.retain(|want| scope == Scope::Everything || want.phase == Phase::Waiting);
+        (!fails).then_some(wants)
     }
 
-    /// Returns whether a server begins to answer.
-    fn answers(&self, url: &CloneUrl) -> bool {
-        let silent =
-            |server: &Server| matches!(server.behaviour, Behaviour::Silent | Behaviour::Gone);
-        !self.servers.get(url).is_some_and(silent)
-    }
-
-    fn list(
+    async fn list(
         &self,
         url: &CloneUrl,
         wanted: &BTreeSet<Oid>,
-    ) -> (Duration, Result<Advertisement, FetchError>) {
-        let Some(server) = self.servers.get(url) else {
-            return (LATENCY, Err(FetchError::Answered(PeerText::new("404"))));
-        };
+    ) -> Result<Advertisement, FetchError> {
+        let (mut open, server, number) = self.ask(url, None);
+        sleep(LATENCY).await;
+        if let Some(Behaviour::Silent) = server.as_ref().map(|server| server.behaviour) {
+            return std::future::pending().await;
+        }
+        open.has_ended = true;
+        if let Some(error) = refusal(server.as_ref(), number) {
+            return Err(error);
+        }
+        let server = server.unwrap();
         let refs = server.advertises.iter().chain(&server.pretends);
         let refs = refs.map(|oid| ("refs/heads/x", *oid));
-        match server.behaviour {
-            Behaviour::Fine
-            | Behaviour::Lies
-            | Behaviour::Slow(_)
-            | Behaviour::SilentWithObjects => (LATENCY, Ok(Advertisement::read(refs, wanted))),
-            Behaviour::Silent => (LISTING_TIMEOUT, Err(FetchError::Stalled)),
-            Behaviour::Gone => (
-                LATENCY,
-                Err(FetchError::Unreachable(PeerText::new("no route"))),
-            ),
-            Behaviour::Limits(retry_after) => {
-                (LATENCY, Err(FetchError::RateLimited { retry_after }))
+        Ok(Advertisement::read(refs, wanted))
+    }
+
+    async fn classify(&self, relay: &RelayUrl) -> Option<HostClass> {
+        sleep(LATENCY).await;
+        let world = self.world.lock().unwrap();
+        let mut classes = world.classes.iter();
+        let class = classes.find(|(host, _)| relay.as_str().contains(host.as_str()));
+        class.map(|(_, class)| *class)
+    }
+
+    async fn fetch(
+        &self,
+        repo: &RepoId,
+        url: &CloneUrl,
+        oids: &BTreeSet<Oid>,
+        answered: oneshot::Sender<()>,
+    ) -> Fetched {
+        let (mut open, server, number) = self.ask(url, Some(oids));
+        {
+            let mut world = self.world.lock().unwrap();
+            for oid in oids {
+                if world.here.contains(&(repo.clone(), *oid)) {
+                    world
+                        .violations
+                        .push(format!("requested {oid}, which is here"));
+                }
             }
-            Behaviour::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => (
-                LATENCY,
-                Err(FetchError::RateLimited {
-                    retry_after: Some(length),
-                }),
-            ),
-            Behaviour::LimitsEveryThird(_) => (LATENCY, Ok(Advertisement::read(refs, wanted))),
+        }
+        sleep(LATENCY / 2).await;
+        let behaviour = server.as_ref().map(|server| server.behaviour);
+        match behaviour {
+            Some(Behaviour::Silent) => return std::future::pending().await,
+            Some(Behaviour::Gone) => {}
+            _ => answered.send(()).unwrap_or_default(),
+        }
+        sleep(match behaviour {
+            Some(Behaviour::SilentWithObjects) => FETCH_TIMEOUT,
+            Some(Behaviour::Slow(length)) => length,
+            _ => LATENCY / 2,
+        })
+        .await;
+        open.has_ended = true;
+        if behaviour == Some(Behaviour::SilentWithObjects) {
+            return Fetched::nothing(FetchError::Stalled);
+        }
+        if let Some(error) = refusal(server.as_ref(), number) {
+            return Fetched::nothing(error);
+        }
+        // As git does, it refuses all objects if it lacks one.
+        let server = server.unwrap();
+        let has = |oid: &Oid| server.advertises.contains(oid) || server.hides.contains(oid);
+        if !oids.iter().all(has) {
+            return Fetched::nothing(FetchError::Refused(PeerText::new("not our ref")));
+        }
+        let mut world = self.world.lock().unwrap();
+        world
+            .here
+            .extend(oids.iter().map(|oid| (repo.clone(), *oid)));
+        Fetched {
+            got: oids.clone(),
+            error: None,
+            bytes: 0,
         }
     }
 
-    fn fetch(
-        &self,
-        url: &CloneUrl,
-        oids: &BTreeSet<Oid>,
-    ) -> (Duration, BTreeSet<Oid>, Option<FetchError>) {
-        let Some(server) = self.servers.get(url) else {
-            let error = FetchError::Answered(PeerText::new("404"));
-            return (LATENCY, BTreeSet::new(), Some(error));
-        };
-        let refused = || Some(FetchError::Refused(PeerText::new("not our ref")));
-        let has = |oid: &&Oid| server.advertises.contains(*oid) || server.hides.contains(*oid);
-        let got: BTreeSet<Oid> = oids.iter().filter(has).copied().collect();
-        match server.behaviour {
-            Behaviour::Silent => (FETCH_TIMEOUT, BTreeSet::new(), Some(FetchError::Stalled)),
-            Behaviour::Gone => (
-                LATENCY,
-                BTreeSet::new(),
-                Some(FetchError::Unreachable(PeerText::new("no route"))),
-            ),
-            Behaviour::Limits(retry_after) => (
-                LATENCY,
-                BTreeSet::new(),
-                Some(FetchError::RateLimited { retry_after }),
-            ),
-            Behaviour::LimitsEveryThird(length) if self.asked.len().is_multiple_of(3) => (
-                LATENCY,
-                BTreeSet::new(),
-                Some(FetchError::RateLimited {
-                    retry_after: Some(length),
-                }),
-            ),
-            Behaviour::SilentWithObjects => {
-                (FETCH_TIMEOUT, BTreeSet::new(), Some(FetchError::Stalled))
-            }
-            _ if got.len() < oids.len() => (LATENCY, BTreeSet::new(), refused()),
-            Behaviour::Slow(length) => (length, got, None),
-            _ => (LATENCY, got, None),
-        }
+    async fn repos(&self) -> BTreeSet<RepoId> {
+        self.world.lock().unwrap().wants.keys().cloned().collect()
+    }
+
+    fn report(&self, report: &HuntReport) {
+        let at = self.now().mono;
+        let mut world = self.world.lock().unwrap();
+        world.reports.push((at, report.clone()));
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of the public interface: the rules of purgatory and hunt in simulations, and the store against real git.
 #![allow(clippy::unwrap_used)]
+// A scenario, or a table of cases, reads from top to bottom.
+#![allow(clippy::too_many_lines)]
 
 mod git_advertise;
 mod git_collect;
@@ -18,7 +20,6 @@ mod hunt_driver;
 mod hunt_load;
 mod hunt_model;
 mod hunt_rules;
-mod hunt_script;
 mod hunt_sim;
 mod memory_database;
 mod model;

@@ -13,13 +13,18 @@ use grasp_purgatory::git::Refs;
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
 use nostr::event::{Event, EventId};
 use nostr::types::Timestamp;
+use tokio::sync::oneshot;
 
 /// A database whose next commit can be made to fail or to conflict.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryDatabase {
     content: Mutex<Content>,
     fault: Mutex<CommitFault>,
+    gate: Mutex<Option<Gate>>,
 }
+
+/// What a commit tells when it begins, and then waits for.
+type Gate = (oneshot::Sender<()>, oneshot::Receiver<()>);
 
 /// A fault of the next commit.
 #[derive(Debug, Default)]
@@ -49,6 +54,14 @@ impl MemoryDatabase {
     /// Makes the next commit fail.
     pub(crate) fn fail_once(&self) {
         *self.fault.lock().unwrap() = CommitFault::Failure;
+    }
+
+    /// Holds the next commit: the first end tells that it has begun, the second lets it go on.
+    pub(crate) fn hold_next(&self) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
+        let (begun, has_begun) = oneshot::channel();
+        let (proceed, may_proceed) = oneshot::channel();
+        *self.gate.lock().unwrap() = Some((begun, may_proceed));
+        (has_begun, proceed)
     }
 
     /// Puts a commit before the next one.
@@ -122,6 +135,7 @@ impl Content {
         self.additions.extend(commit.additions.iter().cloned());
         Committed::Done {
             affected: BTreeSet::new(),
+            removed: BTreeSet::new(),
         }
     }
 
@@ -233,7 +247,14 @@ fn answer<'a, T: Send + 'a>(value: T) -> DatabaseFuture<'a, T> {
 
 impl Database for MemoryDatabase {
     fn commit(&self, commit: Commit) -> DatabaseFuture<'_, Committed> {
-        Box::pin(async move { self.commit_with_fault(&commit) })
+        Box::pin(async move {
+            let gate = self.gate.lock().unwrap().take();
+            if let Some((begun, proceed)) = gate {
+                begun.send(()).unwrap();
+                proceed.await.unwrap();
+            }
+            self.commit_with_fault(&commit)
+        })
     }
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {

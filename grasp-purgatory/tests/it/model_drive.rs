@@ -53,6 +53,9 @@ impl World {
             }
             Output::Answer { id, outcome } => {
                 self.answer = Some(outcome);
+                if outcome == HoldOutcome::Held && !self.is_sync {
+                    self.undecided.insert(id);
+                }
                 let offered = self.offered.take().filter(|event| event.id == id);
                 self.acknowledged.extend(
                     offered
@@ -60,6 +63,14 @@ impl World {
                         .map(|e| (id, e)),
                 );
             }
+            Output::Decided { id, outcome } => {
+                assert!(self.undecided.remove(&id), "decided once, after its answer");
+                let is_stored = self.disk.store.ever(&id).is_some();
+                assert!(outcome != HoldOutcome::Stored || is_stored, "stored first");
+                self.decisions.insert(id, outcome);
+            }
+            Output::Settled { caller, outcomes } => _ = self.settled.insert(caller, outcomes),
+            Output::Staged { id, is_kept, .. } => _ = self.uploads.insert(id, is_kept),
             Output::Survey { repo } => self.tasks.push_back(Task::Survey(repo)),
             Output::Release { .. } => self.tasks.push_back(Task::Release(effect)),
             Output::Wake { repo, cause } => self.tasks.push_back(Task::Wake(repo, cause)),
@@ -114,6 +125,10 @@ impl World {
             }
             if !self.is_idle() || !std::mem::take(&mut self.failed) {
                 self.is_settled |= self.is_idle();
+                assert!(
+                    !self.is_idle() || self.undecided.is_empty(),
+                    "all are decided"
+                );
                 return Ok(());
             }
             self.now = self.now.after(self.config.retry_after);

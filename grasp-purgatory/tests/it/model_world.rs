@@ -54,6 +54,16 @@ pub(crate) struct World {
     /// Only releases have changed the expected refs since the model was idle.
     pub(crate) is_settled: bool,
     pub(crate) answer: Option<HoldOutcome>,
+    /// The event that is being held is from another relay.
+    pub(crate) is_sync: bool,
+    /// Events of clients that were answered as held, until it is told what became of them.
+    pub(crate) undecided: BTreeSet<EventId>,
+    /// What became of them.
+    pub(crate) decisions: BTreeMap<EventId, HoldOutcome>,
+    /// What became of the events of callers, by caller.
+    pub(crate) settled: BTreeMap<u64, BTreeMap<EventId, HoldOutcome>>,
+    /// Whether the upload for an event was kept.
+    pub(crate) uploads: BTreeMap<EventId, bool>,
     /// Source of the order of tasks and results; the first comes first without one.
     pub(crate) seed: Option<u64>,
     pub(crate) offered: Option<Arc<Event>>,
@@ -86,6 +96,11 @@ impl World {
             failed: false,
             is_settled: true,
             answer: None,
+            is_sync: false,
+            undecided: BTreeSet::new(),
+            decisions: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            uploads: BTreeMap::new(),
             seed: None,
             offered: None,
         }
@@ -136,6 +151,7 @@ impl World {
 
     fn hold(&mut self, event: &Arc<Event>, hold: Hold, origin: Origin) -> StepResult<Outcome> {
         self.answer = None;
+        self.is_sync = origin.is_sync();
         self.is_settled &= event.kind != kinds::ANNOUNCEMENT;
         self.offered = Some(event.clone());
         self.handle(Input::Held {
@@ -263,6 +279,8 @@ impl World {
                     bytes: 100,
                     network: None,
                 })?;
+                let is_kept = self.uploads.remove(&id).expect("an answer");
+                assert_eq!(is_kept, self.core.keeps_upload(&id, &tip));
                 self.run()?;
                 return Ok(self.core.keeps_upload(&id, &tip));
             }
@@ -304,6 +322,7 @@ impl World {
         self.steps_left = None;
         self.tasks.clear();
         self.results.clear();
+        self.undecided.clear();
         self.core = self.replayed();
         self.check_always();
         self.disk.git.keep_staged(&self.core.staged());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::resources::ClientNetwork;
-use grasp_purgatory::{Bound, Config, HoldOutcome, Input};
+use grasp_purgatory::{Bound, Config, HoldOutcome, Input, Stage};
 use nostr::event::Event;
 
 use crate::model_events::*;
@@ -60,6 +60,74 @@ fn a_state_whose_objects_are_here_is_applied_and_served_at_once() {
         world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
         oid(1)
     );
+    assert_eq!(world.decisions[&signed.id], HoldOutcome::Stored);
+}
+
+#[test]
+fn senders_are_told_what_became_of_their_event() {
+    let mut world = World::new();
+    let older = state(ALICE, "x", 1, &[("main", 2)]);
+    let newer = state(ALICE, "x", 2, &[("main", 1)]);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
+    // Nothing that happens decides before the newer one is stored.
+    world.steps_left = Some(0);
+    world.send(&older).unwrap();
+    assert_eq!(world.decisions.get(&older.id), None);
+    world.steps_left = None;
+    world.send(&newer).unwrap();
+    assert_eq!(world.decisions[&newer.id], HoldOutcome::Stored);
+    assert_eq!(world.decisions[&older.id], HoldOutcome::Superseded);
+    let waiting = state(ALICE, "x", 3, &[("main", 3)]);
+    world.send(&waiting).unwrap();
+    assert_eq!(world.decisions[&waiting.id], HoldOutcome::Held);
+}
+
+#[test]
+fn callers_that_settle_are_told_what_became_of_their_events() {
+    let mut world = World::new();
+    let repo = ALICE.repo("x");
+    let first = state(ALICE, "x", 1, &[("main", 1)]);
+    let second = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.sync(&first).unwrap();
+    world.fetch(&repo, &[1]).unwrap();
+    world.sync(&second).unwrap();
+    let unknown = state(BOB, "x", 3, &[("main", 1)]);
+    let settle = Input::Settle {
+        repo: repo.clone(),
+        caller: 3,
+        events: [first.id, second.id, unknown.id].into(),
+    };
+    world.handle(settle).unwrap();
+    assert!(world.settled.is_empty(), "after the survey");
+    world.run().unwrap();
+    let outcomes = &world.settled[&3];
+    assert_eq!(outcomes[&first.id], HoldOutcome::Stored);
+    assert_eq!(outcomes[&second.id], HoldOutcome::Held);
+    assert_eq!(outcomes[&unknown.id], HoldOutcome::Superseded);
+}
+
+#[test]
+fn a_failed_pass_leaves_events_that_are_not_held_undecided() {
+    let mut world = World::new();
+    let repo = ALICE.repo("x");
+    let first = state(ALICE, "x", 1, &[("main", 1)]);
+    let second = state(ALICE, "x", 2, &[("main", 2)]);
+    world.send(&announcement(ALICE, "x", 0, &[])).unwrap();
+    world.sync(&first).unwrap();
+    world.fetch(&repo, &[1]).unwrap();
+    world.sync(&second).unwrap();
+    world.failing = Some((Stage::Survey, 1));
+    let settle = Input::Settle {
+        repo: repo.clone(),
+        caller: 4,
+        events: [first.id, second.id].into(),
+    };
+    world.handle(settle).unwrap();
+    world.run().unwrap();
+    let expected = [(second.id, HoldOutcome::Held)];
+    assert_eq!(world.settled[&4], expected.into());
 }
 
 #[test]

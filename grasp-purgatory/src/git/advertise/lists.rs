@@ -283,7 +283,8 @@ impl RepoStore {
         if let Some(list) = known {
             return Ok(RefList::of(list, memory));
         }
-        let (encoder, git) = (Encoder::of(refs, form), self.git().clone());
+        let encoder = Encoder::of(refs, form);
+        let git = self.git().clone();
         let mut encoding = Encoding {
             encoder,
             git,

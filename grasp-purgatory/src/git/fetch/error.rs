@@ -132,10 +132,8 @@ fn asks_for_less(words: &str) -> bool {
 /// this: git puts `remote:` before them.
 fn is_trace(line: &str) -> bool {
     let mut parts = line.split_whitespace();
-    let (time, place) = (
-        parts.next().unwrap_or_default(),
-        parts.next().unwrap_or_default(),
-    );
+    let time = parts.next().unwrap_or_default();
+    let place = parts.next().unwrap_or_default();
     time.starts_with(|c: char| c.is_ascii_digit()) && time.contains(':') && place.contains(".c:")
 }
 

@@ -38,7 +38,8 @@ impl PackCache {
     /// Keeps packs in a pack storage, and at most so many bytes of them on disk, beside what is in use.
     pub fn new(storage: PackStorage, max_bytes: u64) -> Self {
         let next_scratch = AtomicU64::new(0);
-        let (state, downloads) = (Mutex::default(), Semaphore::new(MAX_DOWNLOADS));
+        let state = Mutex::default();
+        let downloads = Semaphore::new(MAX_DOWNLOADS);
         let inner = Inner {
             storage,
             max_bytes,
@@ -62,6 +63,92 @@ impl PackCache {
             cached_bytes: self.inner.state.lock().bytes,
             ..*self.storage().figures.lock()
         }
+    }
+
+    /// Begins to use a repository. If it is being removed, waits for the end of that.
+    pub(in crate::git) async fn enter(&self, endpoint: Endpoint, dir: &RepoDir) -> InUse {
+        loop {
+            let entered = self.inner.state.lock().enter(key_of(endpoint, dir), dir);
+            match entered {
+                Ok(()) => {
+                    return InUse {
+                        cache: self.clone(),
+                        key: key_of(endpoint, dir),
+                    };
+                }
+                Err(removal) => drop(removal.lock().await),
+            }
+        }
+    }
+
+    /// Waits for its turn to download packs of a repository.
+    pub(in crate::git) async fn transfer(&self, in_use: &InUse) -> OwnedMutexGuard<()> {
+        let repositories = self
+            .inner
+            .state
+            .lock()
+            .repositories
+            .get(&in_use.key)
+            .map(|it| it.transfer.clone());
+        repositories.unwrap_or_default().lock_owned().await
+    }
+
+    /// Waits until a pack may be downloaded.
+    pub(in crate::git) async fn download_slot(&self) -> Option<SemaphorePermit<'_>> {
+        self.inner.downloads.acquire().await.ok()
+    }
+
+    /// Notes the size of a repository on disk, and makes room if that is too much with all others.
+    pub(in crate::git) fn resize(&self, endpoint: Endpoint, dir: &RepoDir, bytes: u64) {
+        self.inner
+            .state
+            .lock()
+            .resize(key_of(endpoint, dir), dir, bytes);
+        self.evict_soon();
+    }
+
+    pub(in crate::git) fn hit(&self) {
+        self.storage().figures.lock().hits += 1;
+    }
+
+    pub(in crate::git) fn missed(&self) {
+        self.storage().figures.lock().misses += 1;
+    }
+
+    fn evict_soon(&self) {
+        let state = self.inner.state.lock();
+        let is_over = state.bytes > self.inner.max_bytes;
+        drop(state);
+        if let (true, Ok(runtime)) = (is_over, tokio::runtime::Handle::try_current()) {
+            runtime.spawn(self.clone().evict());
+        }
+    }
+
+    /// Removes the repositories that were used least recently until the bound is kept.
+    async fn evict(self) {
+        while let Some((key, dir, removal)) = self.next_to_remove() {
+            let number = self.inner.next_scratch.fetch_add(1, Ordering::Relaxed);
+            let scratch = dir.layout().incoming().join(format!("evicted-{number}"));
+            let removed = blocking(move || {
+                layout::remove(&dir.views())?;
+                layout::rename(dir.path(), &scratch)?;
+                layout::remove(&scratch)
+            });
+            if let Err(error) = removed.await {
+                tracing::warn!(%error, "could not remove a repository from the cache of packs");
+            }
+            self.inner.state.lock().removed(&key);
+            drop(removal);
+        }
+    }
+
+    fn next_to_remove(&self) -> Option<(CacheKey, RepoDir, OwnedMutexGuard<()>)> {
+        let mut state = self.inner.state.lock();
+        let key = state.next_to_remove(self.inner.max_bytes)?;
+        let entry = state.repositories.get(&key)?;
+        // Only users transfer files, and it has none.
+        let removal = entry.transfer.clone().try_lock_owned().ok()?;
+        Some((key, entry.dir.clone(), removal))
     }
 }
 
@@ -91,12 +178,8 @@ struct Cached {
     /// The number of its last use among all.
     last_use: u64,
     is_leaving: bool,
-    /// Its packs and proofs were compared with the database since this process may write.
-    is_settled: bool,
     /// Held while its files are downloaded or removed.
     transfer: Lock,
-    /// Held while a downloaded pack is put in its place, and while a commit takes names of packs away.
-    landing: Lock,
 }
 
 impl CacheState {
@@ -107,9 +190,7 @@ impl CacheState {
             users: 0,
             last_use: 0,
             is_leaving: false,
-            is_settled: false,
             transfer: Lock::default(),
-            landing: Lock::default(),
         })
     }
 
@@ -174,128 +255,6 @@ impl Drop for InUse {
     fn drop(&mut self) {
         self.cache.inner.state.lock().leave(&self.key);
         self.cache.evict_soon();
-    }
-}
-
-impl PackCache {
-    /// Begins to use a repository. If it is being removed, waits for the end of that.
-    pub(in crate::git) async fn enter(&self, endpoint: Endpoint, dir: &RepoDir) -> InUse {
-        loop {
-            let entered = self.inner.state.lock().enter(key_of(endpoint, dir), dir);
-            match entered {
-                Ok(()) => {
-                    return InUse {
-                        cache: self.clone(),
-                        key: key_of(endpoint, dir),
-                    };
-                }
-                Err(removal) => drop(removal.lock().await),
-            }
-        }
-    }
-
-    /// Waits for its turn to download packs of a repository.
-    pub(in crate::git) async fn transfer(&self, in_use: &InUse) -> OwnedMutexGuard<()> {
-        let repositories = self
-            .inner
-            .state
-            .lock()
-            .repositories
-            .get(&in_use.key)
-            .map(|it| it.transfer.clone());
-        repositories.unwrap_or_default().lock_owned().await
-    }
-
-    /// Waits until no downloaded pack of a repository is put in its place and no commit takes a name of one away.
-    pub(in crate::git) async fn landing(
-        &self,
-        endpoint: Endpoint,
-        dir: &RepoDir,
-    ) -> OwnedMutexGuard<()> {
-        let landing = self
-            .inner
-            .state
-            .lock()
-            .entry(key_of(endpoint, dir), dir)
-            .landing
-            .clone();
-        landing.lock_owned().await
-    }
-
-    /// Waits until a pack may be downloaded.
-    pub(in crate::git) async fn download_slot(&self) -> Option<SemaphorePermit<'_>> {
-        self.inner.downloads.acquire().await.ok()
-    }
-
-    /// Notes the size of a repository on disk, and makes room if that is too much with all others.
-    pub(in crate::git) fn resize(&self, endpoint: Endpoint, dir: &RepoDir, bytes: u64) {
-        self.inner
-            .state
-            .lock()
-            .resize(key_of(endpoint, dir), dir, bytes);
-        self.evict_soon();
-    }
-
-    pub(in crate::git) fn hit(&self) {
-        self.storage().figures.lock().hits += 1;
-    }
-
-    pub(in crate::git) fn missed(&self) {
-        self.storage().figures.lock().misses += 1;
-    }
-
-    /// Returns whether a repository in use was compared with the database since this process may write; from now on it is
-    /// taken to be.
-    pub(in crate::git) fn set_settled(&self, in_use: &InUse, is_settled: bool) -> bool {
-        let mut state = self.inner.state.lock();
-        let entry = state.repositories.get_mut(&in_use.key);
-        entry.is_some_and(|entry| std::mem::replace(&mut entry.is_settled, is_settled))
-    }
-
-    /// Forgets that repositories were compared with the database: another process has written.
-    pub(in crate::git) fn unsettle_all(&self) {
-        self.inner
-            .state
-            .lock()
-            .repositories
-            .values_mut()
-            .for_each(|entry| entry.is_settled = false);
-    }
-
-    fn evict_soon(&self) {
-        let state = self.inner.state.lock();
-        let is_over = state.bytes > self.inner.max_bytes;
-        drop(state);
-        if let (true, Ok(runtime)) = (is_over, tokio::runtime::Handle::try_current()) {
-            runtime.spawn(self.clone().evict());
-        }
-    }
-
-    /// Removes the repositories that were used least recently until the bound is kept.
-    async fn evict(self) {
-        while let Some((key, dir, removal)) = self.next_to_remove() {
-            let number = self.inner.next_scratch.fetch_add(1, Ordering::Relaxed);
-            let scratch = dir.layout().incoming().join(format!("evicted-{number}"));
-            let removed = blocking(move || {
-                layout::remove(&dir.views())?;
-                layout::rename(dir.path(), &scratch)?;
-                layout::remove(&scratch)
-            });
-            if let Err(error) = removed.await {
-                tracing::warn!(%error, "could not remove a repository from the cache of packs");
-            }
-            self.inner.state.lock().removed(&key);
-            drop(removal);
-        }
-    }
-
-    fn next_to_remove(&self) -> Option<(CacheKey, RepoDir, OwnedMutexGuard<()>)> {
-        let mut state = self.inner.state.lock();
-        let key = state.next_to_remove(self.inner.max_bytes)?;
-        let entry = state.repositories.get(&key)?;
-        // Only users transfer files, and it has none.
-        let removal = entry.transfer.clone().try_lock_owned().ok()?;
-        Some((key, entry.dir.clone(), removal))
     }
 }
 

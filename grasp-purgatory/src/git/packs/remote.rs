@@ -95,7 +95,8 @@ impl Remote {
 
     async fn upload(&self, key: &str, file: &Path) -> Result<(), PackStorageError> {
         self.create_directories(key)?;
-        let (mut file, key) = (File::open(file)?, object_store::path::Path::from(key));
+        let mut file = File::open(file)?;
+        let key = object_store::path::Path::from(key);
         let bytes = file.metadata()?.len();
         if bytes <= PART as u64 {
             let (_, content) = read_part(file).await?;

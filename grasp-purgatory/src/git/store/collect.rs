@@ -16,15 +16,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use grasp_core::Oid;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::{Oid, RepoId};
 
-use super::{Quarantine, RepoGuard, RepoStore};
-use crate::database::{Forget, Garbage, RepoRow, RetiredRef};
+use super::{Quarantine, RepoGuard, RepoStore, Repository, pack_change, staging};
+use crate::database::{Forget, Garbage, Pack, RepoRow, RetiredRef};
 use crate::git::check::{Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
-use crate::git::layout::{self, RepoDir};
+use crate::git::layout::RepoDir;
 use crate::git::refs::RETIRED_REFS_RETENTION;
 use crate::git::{blocking, check};
 
@@ -73,164 +73,163 @@ impl Keep {
     }
 }
 
-impl RepoStore {
-    /// Removes from a repository what no ref shows, nothing wants and no upload leans on, if anything was taken away since
-    /// the last time. Returns whether it repacked.
-    ///
-    /// Packing takes no lock, so that no request waits for it, unless refs moved meanwhile.
-    pub async fn collect(&self, repo: &RepoId, keep: &Keep) -> Result<bool, GitError> {
-        let guard = self.lock(repo).await?;
-        let Some((garbage, mut roots)) = guard.roots(keep).await? else {
-            return Ok(false);
-        };
-        drop(guard);
-        let reader = self.objects(repo).await?;
-        if garbage == Garbage::Moved {
-            // Replaced tips are kept, so there is nothing to remove until their time is over.
-            let contained = reader.contained(&roots.retired, &roots.ruled).await?;
-            let guard = self.lock(repo).await?;
-            if guard.roots(keep).await? == Some((garbage, roots.clone())) {
-                let mut change = guard.change();
-                change.is_collected = true;
-                // Branches and tags contain them. Once those are retired, so are these with them.
-                change.forget = Forget::Tips(contained);
-                guard.commit(change).await?;
-            }
-            return Ok(false);
+/// Removes what no ref shows, nothing wants and no upload leans on, if anything was taken away since the last time.
+pub(super) async fn collect(repository: &Repository, keep: &Keep) -> Result<bool, GitError> {
+    let guard = repository.lock().await?;
+    let Some((garbage, mut roots)) = find_roots(&guard, keep).await? else {
+        return Ok(false);
+    };
+    drop(guard);
+    let reader = repository.objects().await?;
+    if garbage == Garbage::Moved {
+        // Replaced tips are kept, so there is nothing to remove until their time is over.
+        let contained = contained(&reader, &roots.retired, &roots.ruled).await?;
+        let guard = repository.lock().await?;
+        if find_roots(&guard, keep).await? == Some((garbage, roots)) {
+            let mut change = guard.change();
+            change.is_collected = true;
+            // Branches and tags contain them. Once those are retired, so are these with them.
+            change.forget = Forget::Tips(contained);
+            guard.commit(change).await?;
         }
-        let mut packed = reader.pack(self, &roots).await?;
-        let mut guard = self.lock(repo).await?;
-        let Some((_, current)) = guard.roots(keep).await? else {
-            return Ok(false);
-        };
-        if current != roots {
-            roots = current;
-            packed = reader.pack(self, &roots).await?;
-        }
-        guard.replace(packed, &roots, keep.retired_since).await?;
-        Ok(true)
+        return Ok(false);
     }
+    let mut packed = pack_roots(repository, &reader, &roots).await?;
+    let guard = repository.lock().await?;
+    let Some((_, current)) = find_roots(&guard, keep).await? else {
+        return Ok(false);
+    };
+    if current != roots {
+        roots = current;
+        packed = pack_roots(repository, &reader, &roots).await?;
+    }
+    replace_all(&guard, packed, &roots, keep.retired_since).await?;
+    Ok(true)
 }
 
-impl RepoStore {
-    /// Removes everything from a repository that no ref and no upload needs, replaced tips included. Returns whether it
-    /// became smaller.
-    pub async fn purge(&self, repo: &RepoId, now: Timestamp) -> Result<bool, GitError> {
-        let guard = self.lock(repo).await?;
-        let before = guard.row().await?;
-        if before.packs.is_empty() {
-            return Ok(false);
-        }
-        let mut change = guard.change();
-        change.garbage = Some(Garbage::Removed);
-        guard.commit(change).await?;
-        drop(guard);
-        self.collect(repo, &Keep::purging(now)).await?;
-        let bytes = |row: &RepoRow| -> u64 { row.packs.iter().map(|pack| pack.bytes).sum() };
-        Ok(bytes(&self.row(repo).await?) < bytes(&before))
+/// Removes everything that no ref and no upload needs, replaced tips included. Returns whether anything became smaller.
+pub(super) async fn purge(repository: &Repository, now: Timestamp) -> Result<bool, GitError> {
+    let guard = repository.lock().await?;
+    let before = repository.packs().await?;
+    if before.is_empty() {
+        return Ok(false);
     }
+    let mut change = guard.change();
+    change.garbage = Some(Garbage::Removed);
+    guard.commit(change).await?;
+    drop(guard);
+    collect(repository, &Keep::purging(now)).await?;
+    let after = repository.packs().await?;
+    Ok(bytes_of(&after) < bytes_of(&before))
 }
 
-impl RepoGuard {
-    /// Returns the objects to keep, if there may be something to collect.
-    async fn roots(&self, keep: &Keep) -> Result<Option<(Garbage, Roots)>, GitError> {
-        // First the row: a view that goes meanwhile leaves its tips among the retired ones.
-        let row = self.row().await?;
-        let retired = self.retired_refs().await?;
-        let is_over = retired
-            .iter()
-            .any(|retired| retired.since < keep.retired_since);
-        let garbage = if is_over {
-            Some(Garbage::Removed)
-        } else {
-            row.garbage
-        };
-        let Some(garbage) = garbage else {
-            return Ok(None);
-        };
-        self.bring().await?;
-        self.bring_staged().await?;
-        let (dir, keep) = (self.dir.clone(), keep.clone());
-        let roots = self
-            .blocking(move || roots(&dir, &row, &retired, &keep))
-            .await?;
-        Ok(Some((garbage, roots)))
-    }
-
-    /// Puts a pack in the place of all objects.
-    async fn replace(
-        &mut self,
-        packed: Quarantine,
-        roots: &Roots,
-        retired_since: Timestamp,
-    ) -> Result<(), GitError> {
-        let (store, dir) = (self.store.clone(), self.dir.clone());
-        let kept = &roots.shown | &roots.retired;
-        self.blocking(move || {
-            Proofs::retain(&dir, &kept, &store.scratch())?;
-            // What was found to be whole with objects that go now is looked at again.
-            store.count_removal();
-            Ok(())
-        })
-        .await?;
-        let old = self.row().await?.packs;
-        let mut change = self.change();
-        change.is_collected = true;
-        change.forget = Forget::Before(retired_since);
-        self.replace_packs(packed, old, change).await
-    }
+fn bytes_of(packs: &BTreeSet<Pack>) -> u64 {
+    packs.iter().map(|pack| pack.bytes).sum()
 }
 
-impl Objects {
-    /// Returns those of these commits that are here and reachable from branches and tags.
-    async fn contained(
-        &self,
-        tips: &BTreeSet<Oid>,
-        ruled: &BTreeSet<Oid>,
-    ) -> Result<BTreeSet<Oid>, GitError> {
-        const COMMAND: &str = "rev-list";
-        let here = present(self.dir.objects(), tips.clone()).await?;
-        if here.is_empty() {
-            return Ok(here);
-        }
-        // With --no-walk only the tips themselves are listed, and a tag as the commit behind it.
-        let list =
-            async |arguments: &[&str], up_to: &BTreeSet<Oid>| -> Result<BTreeSet<Oid>, GitError> {
-                let command = self.command(COMMAND).args(arguments);
-                let output = command
-                    .limit(COLLECT_TIMEOUT)
-                    .run(revisions(&here, up_to))
-                    .await?
-                    .success(COMMAND)?;
-                let lines = String::from_utf8_lossy(&output).into_owned();
-                Ok(lines.lines().filter_map(|line| line.parse().ok()).collect())
-            };
-        let commits = &list(&["--no-walk=unsorted", "--stdin"], &BTreeSet::new()).await? & &here;
-        let outside = list(&["--stdin"], ruled).await?;
-        Ok(&commits - &outside)
-    }
-
-    async fn pack(&self, store: &RepoStore, roots: &Roots) -> Result<Quarantine, GitError> {
-        let staged: Vec<&Path> = roots.staged.values().map(PathBuf::as_path).collect();
-        let retired = present(self.dir.objects(), roots.retired.clone()).await?;
-        // Objects of the uploads themselves are not taken along.
-        let command = self
-            .command(PACK)
-            .args(["--local", "--revs"])
-            .reading_all(&staged);
-        let tips = roots
-            .shown
-            .iter()
-            .chain(&retired)
-            .chain(roots.staged.keys());
-        pack(store, command, revisions(tips, [])).await
-    }
+/// Returns the objects to keep, if there may be something to collect.
+async fn find_roots(guard: &RepoGuard, keep: &Keep) -> Result<Option<(Garbage, Roots)>, GitError> {
+    // First the row: a view that goes meanwhile leaves its tips among the retired ones.
+    let row = guard.row().await?;
+    let retired = guard.retired_refs().await?;
+    let is_over = retired
+        .iter()
+        .any(|retired| retired.since < keep.retired_since);
+    let garbage = match is_over {
+        true => Some(Garbage::Removed),
+        false => row.garbage,
+    };
+    let Some(garbage) = garbage else {
+        return Ok(None);
+    };
+    guard.bring().await?;
+    let staged = staging::bring_all(guard).await?;
+    let dir = guard.repository.dir.clone();
+    let keep = keep.clone();
+    let finding = guard
+        .held
+        .run(move || roots(&dir, &row, &retired, staged, &keep));
+    Ok(Some((garbage, finding.await?)))
 }
 
-/// Those of these objects that are in a directory.
-async fn present(objects: PathBuf, tips: BTreeSet<Oid>) -> Result<BTreeSet<Oid>, GitError> {
+/// Puts a pack in the place of all objects.
+async fn replace_all(
+    guard: &RepoGuard,
+    packed: Quarantine,
+    roots: &Roots,
+    retired_since: Timestamp,
+) -> Result<(), GitError> {
+    let repository = guard.repository.clone();
+    let kept = &roots.shown | &roots.retired;
+    let retaining = guard.held.run(move || {
+        Proofs::retain(&repository.dir, &kept, &repository.store.scratch())?;
+        // What was found to be whole with objects that go now is looked at again.
+        repository.store.count_removal();
+        Ok(())
+    });
+    retaining.await?;
+    let old = guard.repository.packs().await?;
+    let mut change = guard.change();
+    change.is_collected = true;
+    change.forget = Forget::Before(retired_since);
+    pack_change::replace(guard, packed, old, change).await
+}
+
+/// Returns those of these commits that are here and reachable from branches and tags.
+async fn contained(
+    objects: &Objects,
+    tips: &BTreeSet<Oid>,
+    ruled: &BTreeSet<Oid>,
+) -> Result<BTreeSet<Oid>, GitError> {
+    let here = present(objects, tips).await?;
+    if here.is_empty() {
+        return Ok(here);
+    }
+    // With --no-walk only the tips themselves are listed, and a tag as the commit behind it.
+    let arguments = ["--no-walk=unsorted", "--stdin"];
+    let listed = list(objects, &arguments, revisions(&here, [])).await?;
+    let outside = list(objects, &["--stdin"], revisions(&here, ruled)).await?;
+    Ok(&(&listed & &here) - &outside)
+}
+
+/// Returns the commits that git lists.
+async fn list(
+    objects: &Objects,
+    arguments: &[&str],
+    input: Vec<u8>,
+) -> Result<BTreeSet<Oid>, GitError> {
+    const COMMAND: &str = "rev-list";
+    let command = objects.command(COMMAND).args(arguments);
+    let finished = command.limit(COLLECT_TIMEOUT).run(input).await?;
+    let output = finished.success(COMMAND)?;
+    let lines = String::from_utf8_lossy(&output).into_owned();
+    Ok(lines.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// Packs the objects to keep in a place of their own.
+async fn pack_roots(
+    repository: &Repository,
+    objects: &Objects,
+    roots: &Roots,
+) -> Result<Quarantine, GitError> {
+    let staged: Vec<&Path> = roots.staged.values().map(PathBuf::as_path).collect();
+    let retired = present(objects, &roots.retired).await?;
+    // Objects of the uploads themselves are not taken along.
+    let command = objects
+        .command(PACK)
+        .args(["--local", "--revs"])
+        .reading_all(&staged);
+    let tips = roots.shown.iter().chain(&retired);
+    let tips = tips.chain(roots.staged.keys());
+    pack(&repository.store, command, revisions(tips, [])).await
+}
+
+/// Returns those of these objects that are here.
+async fn present(objects: &Objects, tips: &BTreeSet<Oid>) -> Result<BTreeSet<Oid>, GitError> {
+    let place = objects.dir.objects();
+    let tips = tips.clone();
     blocking(move || {
-        let missing = check::missing(&[objects], &tips)?;
+        let missing = check::missing(&[place], &tips)?;
         Ok(&tips - &missing)
     })
     .await
@@ -255,6 +254,7 @@ fn roots(
     dir: &RepoDir,
     row: &RepoRow,
     retired: &[RetiredRef],
+    staged: BTreeMap<Oid, PathBuf>,
     keep: &Keep,
 ) -> Result<Roots, GitError> {
     let mut shown = row.tips();
@@ -276,16 +276,6 @@ fn roots(
         shown,
         ruled,
         retired,
-        staged: staged(dir)?,
+        staged,
     })
-}
-
-fn staged(dir: &RepoDir) -> Result<BTreeMap<Oid, PathBuf>, GitError> {
-    let mut staged = BTreeMap::new();
-    for event in layout::list(&dir.staging())? {
-        for tip in layout::list(&event)? {
-            staged.extend(layout::name(&tip).parse().ok().map(|oid: Oid| (oid, tip)));
-        }
-    }
-    Ok(staged)
 }

@@ -10,9 +10,9 @@ use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RepoId};
 use nostr::event::EventId;
 
-use super::repair::{READ_TIMEOUT, file_of, is_as_committed};
-use super::staging::place_of;
-use super::{check_version, remove_unnamed};
+use super::check_version;
+use super::examination::{PackFault, fault_of, is_as_committed, visible_fault};
+use super::pack_change::remove_unnamed_below;
 use crate::database::{Database, Pack, RepoRow};
 use crate::git::binary::Git;
 use crate::git::blocking;
@@ -32,17 +32,6 @@ pub struct RepoFiles {
     endpoint: Endpoint,
     git: Git,
     database: Arc<dyn Database>,
-}
-
-/// A fault of a pack on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PackFault {
-    /// Its file is missing, or has another size than the one that was committed.
-    Lost,
-    /// Its index is missing. The server makes a new one at its start.
-    Unindexed,
-    /// Not all of it can be read.
-    Damaged,
 }
 
 /// The state of a repository on disk.
@@ -163,10 +152,9 @@ impl RepoFiles {
             ..Examination::default()
         };
         for pack in &row.packs {
-            let fault = self.examine_pack(&dir, pack).await?;
-            found
-                .faults
-                .extend(fault.map(|fault| (pack.name.clone(), fault)));
+            if let Some(fault) = fault_of(&self.objects(&dir), pack).await? {
+                found.faults.insert(pack.name.clone(), fault);
+            }
         }
         let is_there = dir.objects().is_dir() && dir.path().join("HEAD").exists();
         let tips: Vec<_> = row.tips().into_iter().collect();
@@ -176,32 +164,9 @@ impl RepoFiles {
         Ok(found)
     }
 
-    async fn examine_pack(
-        &self,
-        dir: &RepoDir,
-        pack: &Pack,
-    ) -> Result<Option<PackFault>, GitError> {
-        let file = file_of(dir, pack);
-        if !is_as_committed(&file, pack) {
-            return Ok(Some(PackFault::Lost));
-        }
-        if !file.with_extension("idx").exists() {
-            return Ok(Some(PackFault::Unindexed));
-        }
-        let command = match dir.path().join("HEAD").exists() {
-            true => self.objects(dir).command("index-pack"),
-            false => self
-                .git
-                .command("index-pack")
-                .claimed_by(Claimant::server()),
-        };
-        let command = command.arg("--verify").arg(&file);
-        let finished = command.limit(READ_TIMEOUT).run(Vec::new()).await?;
-        Ok((!finished.status.success()).then_some(PackFault::Damaged))
-    }
-
     fn objects(&self, dir: &RepoDir) -> Objects {
-        let (git, claimant) = (self.git.clone(), Claimant::server());
+        let git = self.git.clone();
+        let claimant = Claimant::server();
         Objects {
             git,
             dir: dir.clone(),
@@ -210,10 +175,7 @@ impl RepoFiles {
             claimant,
         }
     }
-}
 
-/// Copies.
-impl RepoFiles {
     /// Copies these packs and uploads below another directory, by hard links if it is on the same file system. What was
     /// copied by an earlier attempt stays, and what is not named is removed. Returns the packs that were not there; `None`
     /// if files were replaced meanwhile, so that the names must be read again.
@@ -222,7 +184,8 @@ impl RepoFiles {
         root: &Path,
         named: NamedFiles,
     ) -> Result<Option<LostPacks>, GitError> {
-        let (from, to) = (self.layout.clone(), Layout::new(root));
+        let from = self.layout.clone();
+        let to = Layout::new(root);
         let root = root.to_owned();
         let copied = blocking(move || copy_all(&from, (&root, &to), &named)).await?;
         if copied.packs.is_empty() && copied.uploads.is_empty() {
@@ -246,10 +209,7 @@ impl RepoFiles {
         }
         Ok(Some(lost))
     }
-}
 
-/// Copies to a pack storage.
-impl RepoFiles {
     /// Stores these packs and uploads in a pack storage, for servers that share it. Returns the packs that are not on
     /// disk as they were committed.
     pub async fn store_in(
@@ -264,8 +224,8 @@ impl RepoFiles {
         for (repo, packs) in &named.packs {
             let dir = self.layout.dir(repo);
             for pack in packs {
-                let file = file_of(&dir, pack);
-                if !is_as_committed(&file, pack) || !file.with_extension("idx").exists() {
+                let file = dir.pack(&pack.name);
+                if visible_fault(&file, pack).is_some() {
                     lost.entry(repo.clone())
                         .or_default()
                         .insert(pack.name.clone());
@@ -275,10 +235,12 @@ impl RepoFiles {
                 storage.put_pack(&file, key).await?;
             }
         }
-        let (staging, prefix) = (self.layout.staging(), packs::staging_prefix(self.endpoint));
+        let staging = self.layout.staging();
+        let prefix = packs::staging_prefix(self.endpoint);
         for (repo, event, tip) in &named.uploads {
             let place = self.layout.dir(repo).staged_tip(event, tip);
-            let above = place_of(&staging, &place);
+            let above = place.strip_prefix(&staging).unwrap_or(&place);
+            let above = above.display().to_string();
             for file in blocking(move || layout::list(&place.join("pack"))).await? {
                 if file.extension().is_some_and(|kind| kind == "pack") {
                     let key = |file: &Path| format!("{prefix}{above}/{}", layout::name(file));
@@ -287,6 +249,18 @@ impl RepoFiles {
             }
         }
         Ok(lost)
+    }
+
+    /// Copies all files below another directory, none by a link: neither place changes with the other.
+    pub async fn install(&self, root: &Path) -> Result<(), GitError> {
+        let from = self.layout.version();
+        let from = from.parent().unwrap_or(root).to_owned();
+        let to = root.to_owned();
+        blocking(move || {
+            layout::copy_tree(&from, &to, |from, to| fs::copy(from, to).map(drop))?;
+            layout::sync_tree(&to)
+        })
+        .await
     }
 }
 
@@ -312,10 +286,11 @@ fn copy_all(
     }
     let mut missing = NotCopied::default();
     for (repo, packs) in &named.packs {
-        let (source, target) = (from.dir(repo), to.dir(repo));
+        let source = from.dir(repo);
+        let target = to.dir(repo);
         target.create(repo, &root.join("incoming"))?;
         for pack in packs {
-            if !copy_pack(&file_of(&source, pack), &file_of(&target, pack), pack)? {
+            if !copy_pack(&source.pack(&pack.name), &target.pack(&pack.name), pack)? {
                 missing.packs.insert((repo.clone(), pack.clone()));
             }
         }
@@ -326,14 +301,14 @@ fn copy_all(
             missing.uploads.insert((repo.clone(), *event, *tip));
         }
     }
-    remove_unnamed(to, &named.packs)?;
+    remove_unnamed_below(to, &named.packs)?;
     layout::sync_tree(root)?;
     Ok(missing)
 }
 
 /// Copies a pack with its index, and returns whether it was there.
 fn copy_pack(from: &Path, to: &Path, pack: &Pack) -> Result<bool, GitError> {
-    if is_as_committed(to, pack) && to.with_extension("idx").exists() {
+    if visible_fault(to, pack).is_none() {
         return Ok(true);
     }
     if !is_as_committed(from, pack) {
@@ -382,20 +357,6 @@ fn is_found(copied: Result<(), GitError>) -> Result<bool, GitError> {
     match copied {
         Err(GitError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(false),
         copied => copied.map(|()| true),
-    }
-}
-
-/// Installation.
-impl RepoFiles {
-    /// Copies all files below another directory, none by a link: neither place changes with the other.
-    pub async fn install(&self, root: &Path) -> Result<(), GitError> {
-        let from = self.layout.version();
-        let (from, to) = (from.parent().unwrap_or(root).to_owned(), root.to_owned());
-        blocking(move || {
-            layout::copy_tree(&from, &to, |from, to| fs::copy(from, to).map(drop))?;
-            layout::sync_tree(&to)
-        })
-        .await
     }
 }
 

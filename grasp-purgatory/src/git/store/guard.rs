@@ -9,97 +9,136 @@ use grasp_core::resources::Claimant;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId};
 use nostr::event::EventId;
-use nostr::key::PublicKey;
 use tokio::sync::OwnedMutexGuard;
 
-use super::collect::pack;
-use super::unpacking::{Quarantine, move_packs};
-use super::{Incoming, RepoStore};
+use super::next_view::{NextView, WantedRefs, tips};
+use super::{CopySource, Incoming, Repository, pack_change, present, staging};
 use crate::database::{
-    Commit, Committed, Conflict, Forget, Garbage, Pack, ProposalChanges, RepoChange, RepoRow,
-    RetiredRef, View, ViewChange,
+    Commit, Committed, Conflict, Forget, Garbage, RepoChange, RepoRow, RetiredRef,
 };
 use crate::git::check::{Completeness, Objects, Proofs};
+use crate::git::command::Keep;
 use crate::git::error::GitError;
-use crate::git::layout::{self, RepoDir};
+use crate::git::layout;
 use crate::git::packs::cache::InUse;
-use crate::git::refs::{RefTarget, Refs};
+use crate::git::refs::Refs;
 use crate::git::{CHANGES, blocking, check};
 
-/// As many packs as are worth the work of putting them together.
-const MANY_PACKS: usize = 32;
-
-/// The right to change a repository: its views, their refs, its objects. Made by [`RepoStore::lock`].
-///
-/// Work that has begun on disk keeps the lock until it is done, even if the guard is dropped meanwhile.
+/// The right to change a repository: its view, its refs, its objects. Made by [`Repository::lock`].
 #[derive(Debug)]
 pub struct RepoGuard {
-    pub(super) store: RepoStore,
-    pub(super) repo: RepoId,
-    pub(super) dir: RepoDir,
-    held: Arc<OwnedMutexGuard<()>>,
+    pub(super) repository: Repository,
+    pub(super) held: Held,
     /// Keeps the packs on disk, where they are a cache.
-    pub(super) in_use: Option<Arc<InUse>>,
-    pub(super) is_present: tokio::sync::OnceCell<()>,
+    in_use: Option<Arc<InUse>>,
+    is_present: tokio::sync::OnceCell<()>,
 }
 
-/// The refs that a repository shall have.
-#[derive(Clone, Debug, Default)]
-pub struct WantedRefs {
-    /// Branches and tags, exactly; `None` leaves them as they are.
-    pub target: Option<RefTarget>,
-    /// Pull requests whose ref shall point at this tip.
-    pub proposals: BTreeMap<EventId, Oid>,
-    /// The maintainers to remember; `None` leaves them as they are.
-    pub maintainers: Option<BTreeSet<PublicKey>>,
-    /// The owner of the repository to be an address of. No ref stays then.
-    pub shows: Option<PublicKey>,
+/// The lock of a repository. Work that has begun keeps it to its own end, even if the guard is dropped meanwhile.
+#[derive(Clone, Debug)]
+pub(super) struct Held(Arc<OwnedMutexGuard<()>>);
+
+impl Held {
+    /// Runs work on the disk.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, GitError> + Send + 'static,
+    ) -> Result<T, GitError> {
+        let held = self.clone();
+        blocking(move || {
+            let result = work();
+            drop(held);
+            result
+        })
+        .await
+    }
+
+    /// Keeps the lock for as long as a process runs.
+    pub(super) fn kept(&self) -> Keep {
+        self.0.clone()
+    }
 }
 
 impl RepoGuard {
-    pub(super) fn new(
-        store: RepoStore,
-        repo: RepoId,
-        dir: RepoDir,
-        (held, in_use): (OwnedMutexGuard<()>, Option<Arc<InUse>>),
-    ) -> Self {
-        let is_present = tokio::sync::OnceCell::new();
-        Self {
-            store,
-            repo,
-            dir,
-            held: Arc::new(held),
+    /// Begins to change a repository whose lock is held: removes the packs that no commit names.
+    pub(super) async fn begin(
+        repository: Repository,
+        held: OwnedMutexGuard<()>,
+    ) -> Result<Self, GitError> {
+        let in_use = match repository.store.stored() {
+            Some(stored) => Some(stored.enter(&repository).await),
+            None => None,
+        };
+        let guard = Self {
+            repository,
+            held: Held(Arc::new(held)),
             in_use,
-            is_present,
-        }
+            is_present: tokio::sync::OnceCell::new(),
+        };
+        pack_change::remove_unnamed(&guard).await?;
+        Ok(guard)
     }
 
     /// Returns the repository that is locked.
     pub fn repo(&self) -> &RepoId {
-        &self.repo
+        &self.repository.id
     }
 
     /// Returns all that is committed about the repository, but for its retired refs.
     pub async fn row(&self) -> Result<RepoRow, GitError> {
-        self.store.row(&self.repo).await
+        self.repository.row().await
     }
 
     /// Returns the tips that were replaced lately.
     pub async fn retired_refs(&self) -> Result<Vec<RetiredRef>, GitError> {
-        self.store.retired_refs(&self.repo).await
+        self.repository.retired_refs().await
     }
 
     /// Returns the refs of the repository.
     pub async fn refs(&self) -> Result<BTreeMap<RefName, Oid>, GitError> {
-        self.store.refs(&self.repo).await
+        self.repository.store.refs(&self.repository.id).await
+    }
+
+    /// Returns the objects of the repository, all of them on disk.
+    pub(super) async fn objects(&self) -> Result<Objects, GitError> {
+        self.is_present.get_or_try_init(|| self.bring()).await?;
+        Ok(self.repository.objects_kept_by(self.in_use.clone()))
+    }
+
+    /// Brings packs onto disk, where that is a cache. What is served is proven then: it was whole when it came to be
+    /// served.
+    ///
+    /// Without that proof every check would walk all histories, and every push would be packed with all of its own.
+    pub(super) async fn bring(&self) -> Result<(), GitError> {
+        let Some(present) = present(&self.repository).await? else {
+            return Ok(());
+        };
+        let proofs = self.repository.dir.proofs();
+        if !present.lost.is_empty() || self.held.run(move || Ok(proofs.exists())).await? {
+            return Ok(());
+        }
+        self.remember(present.row.tips()).await
     }
 
     /// A place for objects that are about to come.
     pub(super) async fn incoming(&self, claimant: Claimant) -> Result<Incoming, GitError> {
-        let Objects { dir, in_use, .. } = self.objects().await?;
-        let (store, name) = (self.store.clone(), self.repo.clone());
-        self.blocking(move || Incoming::new(&store, (dir, in_use), &name, claimant))
-            .await
+        let in_use = self.objects().await?.in_use;
+        let repository = self.repository.clone();
+        let making = self
+            .held
+            .run(move || Incoming::new(&repository, in_use, claimant));
+        making.await
+    }
+
+    /// Takes tips with their whole history from another repository, of this store or another.
+    pub async fn copy(
+        &self,
+        source: &CopySource,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<Incoming, GitError> {
+        let mut incoming = self.incoming(Claimant::default()).await?;
+        incoming.fill_from(source.objects.clone(), tips).await?;
+        Ok(incoming)
     }
 
     /// Checks the histories of these tips. Complete ones are remembered.
@@ -112,16 +151,54 @@ impl RepoGuard {
         Ok(found)
     }
 
+    /// Returns whether objects are missing, as far as that can be seen without walking through a history.
+    ///
+    /// Looks for the tips of all refs and for all proven tips. Each push and each fetch leaves a proof of a tip in the
+    /// pack that it brought, so the loss of a pack shows even if newer tips are elsewhere.
+    pub async fn lacks_tips(&self) -> Result<bool, GitError> {
+        let shown = self.row().await?.tips();
+        let dir = self.repository.dir.clone();
+        let looking = self.held.run(move || {
+            let proofs = Proofs::load(&dir)?;
+            Ok(!check::missing(&[dir.objects()], &(&shown | proofs.tips()))?.is_empty())
+        });
+        looking.await
+    }
+
+    /// Notes that everything behind these tips is here.
+    pub(super) async fn remember(&self, mut whole: BTreeSet<Oid>) -> Result<(), GitError> {
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let dir = self.repository.dir.clone();
+        let proofs = self.held.run(move || Proofs::load(&dir)).await?;
+        whole.retain(|tip| !proofs.contains(tip));
+        if whole.is_empty() {
+            return Ok(());
+        }
+        // Tips of pull requests must not displace the proofs that branches depend on.
+        let shown = match proofs.is_full_with(whole.len()) {
+            true => check::proofs_to_keep(&self.row().await?),
+            false => BTreeSet::new(),
+        };
+        let repository = self.repository.clone();
+        let adding = self.held.run(move || {
+            let scratch = repository.store.scratch();
+            proofs.add(&repository.dir, whole, &shown, &scratch)
+        });
+        adding.await
+    }
+
     /// Takes in the objects of a judged push: those that were signed for become readable, tips without an event are staged.
     pub async fn take_push(
         &mut self,
         push: &AuthorisedPush,
         mut incoming: Incoming,
     ) -> Result<(), GitError> {
-        let tips = tips(push.execute().iter().chain(push.stage()));
-        incoming.check(&tips).await?.required()?;
-        self.stage(push.stage(), &mut incoming).await?;
-        let signed = self::tips(push.execute());
+        let all = tips(push.execute().iter().chain(push.stage()));
+        incoming.check(&all).await?.required()?;
+        staging::stage(self, push.stage(), &mut incoming).await?;
+        let signed = tips(push.execute());
         if signed.is_empty() {
             return Ok(());
         }
@@ -132,67 +209,51 @@ impl RepoGuard {
 
     /// Makes what has arrived readable.
     pub async fn promote(&mut self, incoming: Incoming) -> Result<(), GitError> {
-        let from = incoming.quarantine().objects();
-        self.add_packs(move |dir| move_packs(&from, &dir.objects()))
-            .await?;
+        pack_change::add(self, incoming.quarantine().objects()).await?;
         self.remember(incoming.into_whole()).await
     }
 
-    /// Moves packs into the repository, and names them.
-    pub(super) async fn add_packs(
-        &self,
-        work: impl FnOnce(&RepoDir) -> Result<Vec<Pack>, GitError> + Send + 'static,
-    ) -> Result<(), GitError> {
-        let (store, dir) = (self.store.clone(), self.dir.clone());
-        let name = self.repo.clone();
-        let unsettled = self.store.unsettle(&self.dir);
-        let moved = self.blocking(move || {
-            dir.create(&name, &store.scratch())?;
-            work(&dir)
-        });
-        let mut change = self.change();
-        change.add_packs = moved.await?;
-        self.store.upload(&self.dir, &change.add_packs).await?;
-        self.commit(change).await?;
-        unsettled.settle();
-        self.store.measure(&self.dir, 0).await
+    /// The tips that wait for this event.
+    pub async fn staged(&self, event: EventId) -> Result<BTreeSet<Oid>, GitError> {
+        staging::staged(self, event).await
     }
 
-    /// Removes the packs that no commit names, which a change that was not finished has left.
+    /// Takes a staged tip into the repository, now that its event has come. Says whether it was there.
     ///
-    /// They must not be taken for objects of the repository: the next start would remove them under the refs to them.
-    pub(super) async fn settle(&self) -> Result<(), GitError> {
-        let (store, dir, named) = (
-            self.store.clone(),
-            self.dir.clone(),
-            self.row().await?.packs,
-        );
-        self.blocking(move || {
-            // What was found to be whole with objects that go now is looked at again.
-            store.count_removal();
-            super::remove_garbage(&dir, &named)
-        })
-        .await
+    /// The tip can be read by its id from then on; a ref to it is made by [`RepoGuard::move_refs`].
+    pub async fn promote_staged(&mut self, event: EventId, tip: Oid) -> Result<bool, GitError> {
+        let Some(objects) = staging::bring(self, event, tip).await? else {
+            return Ok(false);
+        };
+        pack_change::add(self, objects).await?;
+        staging::discard(self, event, tip).await?;
+        // The repository may have lost nothing since the upload was checked, but looking costs little.
+        _ = self.check(&BTreeSet::from([tip])).await?;
+        Ok(true)
     }
-}
 
-/// Refs.
-impl RepoGuard {
+    /// Forgets one of the tips that wait for this event.
+    pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
+        staging::discard(self, event, tip).await
+    }
+
+    /// Makes few packs of many, if there are many; says whether there were. Nothing is thrown away.
+    ///
+    /// Each push brings a pack, and looking for an object may mean looking into every one.
+    pub async fn compact(&mut self) -> Result<bool, GitError> {
+        pack_change::compact(self).await
+    }
+
     /// Makes an empty view unless there is one.
     pub async fn create_view(&mut self) -> Result<(), GitError> {
-        if self.row().await?.view.is_some() {
+        if self.repository.store.has_view(&self.repository.id).await? {
             return Ok(());
         }
-        let mut change = self.change();
-        change.view = Some(ViewChange {
-            from: None,
-            to: Some(Arc::default()),
-            state: None,
-            maintainers: BTreeSet::new(),
-            shows: None,
-            retired: Vec::new(),
-            proposals: ProposalChanges::default(),
-        });
+        let nothing = Refs::default();
+        let at = Timestamp::from_secs(0);
+        let Some(change) = NextView::default().plan(self.change(), None, nothing, at) else {
+            return Ok(());
+        };
         match self.commit(change).await {
             // A release was faster.
             Err(GitError::Outdated) => Ok(()),
@@ -209,15 +270,10 @@ impl RepoGuard {
         head: Option<&RefName>,
         now: Timestamp,
     ) -> Result<(), GitError> {
-        let view = self.store.view(&self.repo).await?;
-        let next = NextView {
-            changes: changes.to_vec(),
-            head: head.cloned(),
-            state: view.state,
-            maintainers: view.maintainers.clone(),
-            shows: view.shows,
-        };
-        match self.plan_from(Some(view), next, now).await? {
+        let view = self.repository.store.view(&self.repository.id).await?;
+        let next = NextView::moved(&view, changes, head);
+        let after = self.refs_after(&view.refs, &next).await?;
+        match next.plan(self.change(), Some(&view), after, now) {
             Some(change) => self.commit(change).await,
             None => Ok(()),
         }
@@ -230,144 +286,43 @@ impl RepoGuard {
         wanted: &WantedRefs,
         now: Timestamp,
     ) -> Result<Option<RepoChange>, GitError> {
-        let (database, endpoint) = (self.store.database(), self.store.endpoint());
-        let view = database.view(endpoint, self.repo.clone()).await?;
-        let target = wanted.target.as_ref();
+        let store = &self.repository.store;
+        let reading = store
+            .database()
+            .view(store.endpoint(), self.repository.id.clone());
+        let view = reading.await?;
         // The ref of a pull request makes no repository.
-        let is_made = target.is_some() || wanted.shows.is_some();
-        if view.is_none() && !is_made && endpoint == Endpoint::Repository {
+        let is_made = wanted.target.is_some() || wanted.shows.is_some();
+        if view.is_none() && !is_made && store.endpoint() == Endpoint::Repository {
             return Ok(None);
         }
-        if wanted.shows.is_some() {
-            return self.plan_address(view, wanted, now);
-        }
-        let current = view
-            .as_ref()
-            .map(|view| view.refs.tips())
-            .unwrap_or_default();
-        let mut changes = target
-            .map(|target| target.changes(&current))
-            .unwrap_or_default();
-        for (id, tip) in &wanted.proposals {
-            let name = RefName::nostr(*id);
-            let old = current.get(&name).copied();
-            if old != Some(*tip) {
-                changes.push(PushCommand {
-                    old,
-                    new: Some(*tip),
-                    name,
-                });
-            }
-        }
-        let state = match target {
-            Some(target) => target.state,
-            None => view.as_ref().and_then(|view| view.state),
-        };
-        let maintainers = match &wanted.maintainers {
-            Some(maintainers) => maintainers.clone(),
-            None => view
-                .as_ref()
-                .map(|view| view.maintainers.clone())
-                .unwrap_or_default(),
-        };
-        let head = target.and_then(|target| target.head.clone());
-        let shows = match &wanted.maintainers {
-            Some(_) => None,
-            None => view.as_ref().and_then(|view| view.shows),
-        };
-        self.plan_from(
-            view,
-            NextView {
-                changes,
-                head,
-                state,
-                maintainers,
-                shows,
+        let next = NextView::wanted(view.as_ref(), wanted);
+        let before = view.as_ref().map(|view| view.refs.clone());
+        let before = before.unwrap_or_default();
+        let after = match wanted.shows {
+            Some(_) => Refs {
+                refs: BTreeMap::new(),
+                ..Refs::clone(&before)
             },
-            now,
-        )
-        .await
-    }
-
-    /// Returns the change that makes the repository an address of another one. Its tips are retired.
-    fn plan_address(
-        &self,
-        view: Option<View>,
-        wanted: &WantedRefs,
-        now: Timestamp,
-    ) -> Result<Option<RepoChange>, GitError> {
-        let from = view.as_ref().map(|view| view.generation);
-        let before = view.unwrap_or_default();
-        let after = Refs {
-            refs: BTreeMap::new(),
-            ..Refs::clone(&before.refs)
+            None => self.refs_after(&before, &next).await?,
         };
-        let maintainers = wanted.maintainers.clone().unwrap_or_default();
-        let is_same = before.shows == wanted.shows && before.maintainers == maintainers;
-        if is_same && after == *before.refs {
-            return Ok(None);
-        }
-        let mut change = self.change();
-        change.garbage = (!before.refs.refs.is_empty()).then_some(Garbage::Moved);
-        change.view = Some(ViewChange {
-            from,
-            state: None,
-            maintainers,
-            shows: wanted.shows,
-            retired: retired(before.refs.retired_by(&after), now),
-            proposals: ProposalChanges::between(&before.refs, &after),
-            to: Some(Arc::new(after)),
-        });
-        Ok(Some(change))
+        Ok(next.plan(self.change(), view.as_ref(), after, now))
     }
 
-    async fn plan_from(
-        &mut self,
-        view: Option<View>,
-        next: NextView,
-        now: Timestamp,
-    ) -> Result<Option<RepoChange>, GitError> {
-        let NextView {
-            changes,
-            head,
-            state,
-            maintainers,
-            shows,
-        } = next;
-        let from = view.as_ref().map(|view| view.generation);
-        let is_same = view.as_ref().is_some_and(|view| {
-            view.state == state && view.maintainers == maintainers && view.shows == shows
-        });
-        let refs = view.map(|view| view.refs).unwrap_or_default();
+    /// Returns the refs after a change, if everything behind the new ones is here.
+    async fn refs_after(&mut self, refs: &Refs, next: &NextView) -> Result<Refs, GitError> {
         // What is served was whole when it came to be served.
         let served: BTreeSet<_> = refs.refs.values().map(|target| target.oid).collect();
-        let new: BTreeSet<_> = tips(&changes).difference(&served).copied().collect();
+        let new: BTreeSet<_> = tips(&next.changes).difference(&served).copied().collect();
         self.check(&new).await?.required()?;
-        let named = named_tips(&changes);
-        let peeled = match named.is_empty() {
-            true => BTreeMap::new(),
-            false => {
-                let objects = self.objects().await?.dir.objects();
-                self.blocking(move || check::behind_tags(&objects, &named))
-                    .await?
-            }
-        };
-        let after = refs.after(&changes, head.as_ref(), &peeled)?;
-        if is_same && after == *refs {
-            return Ok(None);
+        let named = next.named_tips();
+        let mut peeled = BTreeMap::new();
+        if !named.is_empty() {
+            let objects = self.objects().await?.dir.objects();
+            let peeling = self.held.run(move || check::behind_tags(&objects, &named));
+            peeled = peeling.await?;
         }
-        let mut change = self.change();
-        change.garbage = garbage_of(&changes);
-        change.view = Some(ViewChange {
-            from,
-            state,
-            maintainers,
-            shows,
-            retired: retired(refs.retired_by(&after), now),
-            proposals: ProposalChanges::between(&refs, &after),
-            to: Some(Arc::new(after)),
-        });
-        Ok(Some(change))
+        refs.after(&next.changes, next.head.as_ref(), &peeled)
     }
 
     /// Takes the repository out of service. Its tips are retired. That there is no view is fine.
@@ -375,12 +330,8 @@ impl RepoGuard {
         let Some(view) = self.row().await?.view else {
             return Ok(());
         };
-        let retired = retired(view.refs.retired_by(&Refs::default()), now);
-        let mut change = self.without_view(&view);
-        change.garbage = (!view.refs.refs.is_empty()).then_some(Garbage::Removed);
-        if let Some(view) = &mut change.view {
-            view.retired = retired;
-        }
+        let mut change = self.change();
+        NextView::remove(&mut change, &view, Some(now));
         self.commit(change).await?;
         self.remove_cached_views().await?;
         self.remove_if_deserted().await
@@ -388,41 +339,28 @@ impl RepoGuard {
 
     /// Removes the repository for good, with all its retired refs: its owner has deleted it, or vanished.
     pub async fn destroy(&mut self) -> Result<(), GitError> {
-        let mut change = match self.row().await?.view {
-            Some(view) => self.without_view(&view),
-            None => self.change(),
-        };
-        (change.forget, change.garbage) = (Forget::All, Some(Garbage::Removed));
+        let mut change = self.change();
+        if let Some(view) = self.row().await?.view {
+            NextView::remove(&mut change, &view, None);
+        }
+        change.forget = Forget::All;
+        change.garbage = Some(Garbage::Removed);
         self.commit(change).await?;
         self.remove_cached_views().await?;
         self.remove_unless_referred_to(true).await
     }
 
-    /// Returns the change that removes a view.
-    fn without_view(&self, view: &View) -> RepoChange {
-        let mut change = self.change();
-        change.view = Some(ViewChange {
-            from: Some(view.generation),
-            to: None,
-            state: None,
-            maintainers: BTreeSet::new(),
-            shows: None,
-            retired: Vec::new(),
-            proposals: ProposalChanges::between(&view.refs, &Refs::default()),
-        });
-        change
-    }
-
     /// Removes what git read of a repository that is no longer served.
     async fn remove_cached_views(&self) -> Result<(), GitError> {
-        let dir = self.dir.clone();
-        self.blocking(move || layout::remove(&dir.views())).await
+        let views = self.repository.dir.views();
+        self.held.run(move || layout::remove(&views)).await
     }
 
     /// Forgets the retired refs. What is in service stays.
     pub async fn forget_retired(&mut self) -> Result<(), GitError> {
         let mut change = self.change();
-        (change.forget, change.garbage) = (Forget::All, Some(Garbage::Removed));
+        change.forget = Forget::All;
+        change.garbage = Some(Garbage::Removed);
         self.commit(change).await?;
         self.remove_unless_referred_to(true).await
     }
@@ -439,50 +377,39 @@ impl RepoGuard {
         if row.view.is_some() || !self.retired_refs().await?.is_empty() {
             return Ok(());
         }
-        let dir = self.dir.clone();
-        let is_staged = self.blocking(move || Ok(!layout::list(&dir.staging())?.is_empty()));
-        let is_awaited = || self.store.inner.arrivals.is_active(&self.repo);
-        if is_staged.await? || (!removed && is_awaited()) {
+        let staging = self.repository.dir.staging();
+        let looking = self
+            .held
+            .run(move || Ok(!layout::list(&staging)?.is_empty()));
+        if looking.await? || (!removed && self.repository.store.awaits(&self.repository.id)) {
             return Ok(());
         }
-        let mut change = self.change();
-        change.remove_packs = row.packs.into_iter().collect();
-        change.is_collected = true;
-        let unsettled = self.store.unsettle(&self.dir);
-        self.commit(change).await?;
-        let (store, dir) = (self.store.clone(), self.dir.clone());
-        self.blocking(move || {
-            store.count_removal();
-            layout::remove(&dir.views())?;
-            store.remove_whole(dir.path())
-        })
-        .await?;
-        unsettled.settle();
-        self.store.measure(&self.dir, 0).await
+        pack_change::remove_all(self, row.packs).await
     }
 
     /// Returns a change of this repository.
     pub fn change(&self) -> RepoChange {
-        RepoChange::new(self.store.endpoint(), self.repo.clone())
+        RepoChange::new(self.repository.store.endpoint(), self.repository.id.clone())
     }
 
-    /// Commits a change, if it is one.
+    /// Commits a change, if it is one. It keeps the lock to its end: until then it is not known which packs are named.
     pub(super) async fn commit(&self, change: RepoChange) -> Result<(), GitError> {
         if change.is_empty() {
             return Ok(());
         }
-        let _landing = match self.store.packs() {
-            Some(cache) if !change.remove_packs.is_empty() => {
-                Some(cache.landing(self.store.endpoint(), &self.dir).await)
-            }
-            _ => None,
-        };
         let commit = Commit {
             repos: vec![change],
             ..Commit::default()
         };
+        let database = self.repository.store.database().clone();
+        let held = self.held.clone();
         tracing::trace!(target: CHANGES, "committing");
-        let committed = self.store.database().commit(commit).await?;
+        let committing = tokio::spawn(async move {
+            let committed = database.commit(commit).await;
+            drop(held);
+            committed
+        });
+        let committed = committing.await.map_err(|_| GitError::Stopping)??;
         tracing::trace!(target: CHANGES, "committed");
         match committed {
             Committed::Done { .. } => Ok(()),
@@ -490,205 +417,5 @@ impl RepoGuard {
                 Err(GitError::Outdated)
             }
         }
-    }
-}
-
-/// Packs.
-impl RepoGuard {
-    /// Makes few packs of many, if there are many; says whether there were. Nothing is thrown away.
-    ///
-    /// Each push brings a pack, and looking for an object may mean looking into every one.
-    pub async fn compact(&mut self) -> Result<bool, GitError> {
-        let small = packs_to_join(self.row().await?.packs);
-        if small.is_empty() {
-            return Ok(false);
-        }
-        let input: String = small
-            .iter()
-            .map(|pack| format!("{}.pack\n", pack.name))
-            .collect();
-        let command = self.objects().await?.command("pack-objects");
-        let command = command.arg("--stdin-packs").keeping(self.held.clone());
-        let joined = pack(&self.store, command, input.into_bytes()).await?;
-        self.replace_packs(joined, small, self.change()).await?;
-        Ok(true)
-    }
-
-    /// Puts packs in the place of others, together with another change.
-    pub(super) async fn replace_packs(
-        &self,
-        new: Quarantine,
-        old: BTreeSet<Pack>,
-        mut change: RepoChange,
-    ) -> Result<(), GitError> {
-        let dir = self.dir.clone();
-        let unsettled = self.store.unsettle(&self.dir);
-        let added = self.blocking(move || move_packs(&new.objects(), &dir.objects()));
-        let added = added.await?;
-        self.store.upload(&self.dir, &added).await?;
-        change.remove_packs = old
-            .into_iter()
-            .filter(|pack| !added.contains(pack))
-            .collect();
-        change.add_packs = added;
-        self.commit(change).await?;
-        let (dir, named) = (self.dir.clone(), self.row().await?.packs);
-        self.blocking(move || {
-            super::unnamed_files(&dir, &named)?
-                .iter()
-                .try_for_each(|file| layout::remove(file))
-        })
-        .await?;
-        unsettled.settle();
-        self.store.measure(&self.dir, 0).await
-    }
-
-    pub(super) async fn remember(&self, mut whole: BTreeSet<Oid>) -> Result<(), GitError> {
-        if whole.is_empty() {
-            return Ok(());
-        }
-        let (store, dir) = (self.store.clone(), self.dir.clone());
-        let proofs = self.blocking(move || Proofs::load(&dir)).await?;
-        whole.retain(|tip| !proofs.contains(tip));
-        if whole.is_empty() {
-            return Ok(());
-        }
-        // Tips of pull requests must not displace the proofs that branches depend on.
-        let shown = match proofs.is_full_with(whole.len()) {
-            true => check::proofs_to_keep(&self.row().await?),
-            false => BTreeSet::new(),
-        };
-        let dir = self.dir.clone();
-        self.blocking(move || proofs.add(&dir, whole, &shown, &store.scratch()))
-            .await
-    }
-
-    /// Runs work on the disk, which keeps the lock to its own end.
-    pub(super) async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, GitError> + Send + 'static,
-    ) -> Result<T, GitError> {
-        let held = self.held.clone();
-        blocking(move || {
-            let result = work();
-            drop(held);
-            result
-        })
-        .await
-    }
-}
-
-/// Returns the packs to put together so that of all that are left each has twice the size of all smaller ones together;
-/// none if there are few.
-fn packs_to_join(packs: BTreeSet<Pack>) -> BTreeSet<Pack> {
-    if packs.len() < MANY_PACKS {
-        return BTreeSet::new();
-    }
-    let mut packs: Vec<Pack> = packs.into_iter().collect();
-    packs.sort_by_key(|pack| pack.bytes);
-    let (mut smaller, mut joined) = (0_u64, 0);
-    for (number, pack) in packs.iter().enumerate() {
-        if number > 0 && pack.bytes < smaller.saturating_mul(2) {
-            joined = number + 1;
-        }
-        smaller = smaller.saturating_add(pack.bytes);
-    }
-    packs.into_iter().take(joined).collect()
-}
-
-/// The refs that a repository gets.
-struct NextView {
-    /// Changes of single refs.
-    changes: Vec<PushCommand>,
-    /// The branch that HEAD should name.
-    head: Option<RefName>,
-    /// The state event that declares branches and tags.
-    state: Option<EventId>,
-    maintainers: BTreeSet<PublicKey>,
-    /// The owner of the repository that it is an address of.
-    shows: Option<PublicKey>,
-}
-
-fn retired(tips: BTreeMap<Oid, RefName>, since: Timestamp) -> Vec<RetiredRef> {
-    tips.into_iter()
-        .map(|(tip, name)| RetiredRef { tip, name, since })
-        .collect()
-}
-
-/// Returns the garbage that these changes may leave.
-fn garbage_of(changes: &[PushCommand]) -> Option<Garbage> {
-    let takes = |change: &&PushCommand| change.old.is_some() && change.old != change.new;
-    let garbage = changes
-        .iter()
-        .filter(takes)
-        .map(|change| match change.name.event() {
-            Some(_) => Garbage::Removed,
-            None => Garbage::Moved,
-        });
-    garbage.max()
-}
-
-/// The objects that these commands move refs to.
-fn tips<'a>(commands: impl IntoIterator<Item = &'a PushCommand>) -> BTreeSet<Oid> {
-    commands
-        .into_iter()
-        .filter_map(|command| command.new)
-        .collect()
-}
-
-fn named_tips(commands: &[PushCommand]) -> BTreeMap<RefName, Oid> {
-    let named = commands
-        .iter()
-        .filter_map(|command| Some((command.name.clone(), command.new?)));
-    named.collect()
-}
-
-impl RepoGuard {
-    /// Returns whether objects are missing, as far as that can be seen without walking through a history.
-    ///
-    /// Looks for the tips of all refs and for all proven tips. Each push and each fetch leaves a proof of a tip in the
-    /// pack that it brought, so the loss of a pack shows even if newer tips are elsewhere.
-    pub async fn lacks_tips(&self) -> Result<bool, GitError> {
-        let shown = self.row().await?.tips();
-        let dir = self.dir.clone();
-        self.blocking(move || {
-            let proofs = Proofs::load(&dir)?;
-            Ok(!check::missing(&[dir.objects()], &(&shown | proofs.tips()))?.is_empty())
-        })
-        .await
-    }
-}
-
-impl RepoStore {
-    /// Returns whether the history of refs lacks objects. Walks through all of it, without regard to earlier proofs.
-    pub async fn is_broken(&self, repo: &RepoId) -> Result<bool, GitError> {
-        let objects = self.objects(repo).await?;
-        let tips: Vec<_> = self.row(repo).await?.tips().into_iter().collect();
-        Ok(!tips.is_empty() && !objects.is_whole(&tips).await?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn joined(sizes: &[u64]) -> Vec<u64> {
-        let pack = |(n, bytes): (usize, &u64)| Pack {
-            name: format!("pack-{n:04}"),
-            bytes: *bytes,
-        };
-        let joined = packs_to_join(sizes.iter().enumerate().map(pack).collect());
-        let mut sizes: Vec<_> = joined.into_iter().map(|pack| pack.bytes).collect();
-        sizes.sort_unstable();
-        sizes
-    }
-
-    #[test]
-    fn joins_small_packs_and_leaves_large_ones() {
-        assert!(joined(&[1; 31]).is_empty());
-        assert_eq!(joined(&[1; 32]).len(), 32);
-        let mut sizes = vec![1; 31];
-        sizes.extend([1_000, 5_000]);
-        assert_eq!(joined(&sizes), [1; 31]);
     }
 }

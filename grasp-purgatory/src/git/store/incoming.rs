@@ -5,19 +5,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use grasp_core::Oid;
 use grasp_core::push::AuthorisedPush;
 use grasp_core::resources::Claimant;
-use grasp_core::{Oid, RepoId};
 
 use super::collect::PACK;
 use super::unpacking::Unpacking;
-use super::{Quarantine, Removals, RepoStore};
+use super::{Quarantine, Removals, Repository};
 use crate::active_work::WorkGuard;
 use crate::git::chains::PackIndex;
 use crate::git::check::{Completeness, Objects, Proofs, revisions};
 use crate::git::command::GitCommand;
 use crate::git::error::GitError;
-use crate::git::layout::{self, RepoDir};
+use crate::git::layout;
 use crate::git::limits::ProcessLimits;
 use crate::git::packs::cache::InUse;
 use crate::git::{blocking, chains, check};
@@ -28,13 +28,18 @@ const LARGE_PACK_BYTES: u64 = 64 * 1024 * 1024;
 /// Received objects up to which those that are needed are listed by the connectivity check.
 const MAX_LISTED: u64 = 10_000;
 
+/// A repository that has what another one lacks.
+#[derive(Clone, Debug)]
+pub struct CopySource {
+    pub(super) objects: Objects,
+}
+
 /// Objects that have arrived for a repository and that no view can read.
 ///
 /// Receiving takes no lock, however slow the sender. Dropping it forgets the objects.
 #[derive(Debug)]
 pub struct Incoming {
-    store: RepoStore,
-    repo: RepoId,
+    repository: Repository,
     objects: Objects,
     quarantine: Quarantine,
     whole: BTreeSet<Oid>,
@@ -52,33 +57,38 @@ pub struct Incoming {
 impl Incoming {
     /// Makes the repository if need be, and keeps it until what is received was taken in or dropped.
     pub(super) fn new(
-        store: &RepoStore,
-        (dir, in_use): (RepoDir, Option<Arc<InUse>>),
-        repo: &RepoId,
+        repository: &Repository,
+        in_use: Option<Arc<InUse>>,
         claimant: Claimant,
     ) -> Result<Self, GitError> {
-        let expected = store.inner.arrivals.begin(repo);
-        dir.create(repo, &store.scratch())?;
-        let quarantine = Quarantine::create(store.scratch())?;
-        let incoming = Some(quarantine.clone());
+        let expected = repository.store.begin_arrival(&repository.id);
+        repository.create()?;
+        let quarantine = Quarantine::create(repository.store.scratch())?;
         Ok(Self {
-            store: store.clone(),
-            repo: repo.clone(),
+            repository: repository.clone(),
             objects: Objects {
-                git: store.git().clone(),
-                dir,
-                incoming,
-                in_use,
+                incoming: Some(quarantine.clone()),
                 claimant,
+                ..repository.objects_kept_by(in_use)
             },
             quarantine,
             whole: BTreeSet::new(),
             needed: None,
             parts: BTreeMap::new(),
             is_inspected: false,
-            as_of: store.removals(),
+            as_of: repository.store.removals(),
             _expected: expected,
         })
+    }
+
+    /// An empty place for objects of the same repository.
+    async fn beside(&self) -> Result<Self, GitError> {
+        let repository = self.repository.clone();
+        let in_use = self.objects.in_use.clone();
+        let claimant = self.objects.claimant;
+        let mut other = blocking(move || Self::new(&repository, in_use, claimant)).await?;
+        other.as_of = self.as_of;
+        Ok(other)
     }
 
     /// Starts to unpack at most so many bytes; the pack is fed to what is returned. Memory is bounded by what comes,
@@ -162,7 +172,7 @@ impl Incoming {
     }
 
     fn forget_if_outdated(&mut self) {
-        let now = self.store.removals();
+        let now = self.repository.store.removals();
         if now != self.as_of {
             self.whole.clear();
             self.needed = None;
@@ -190,15 +200,19 @@ impl Incoming {
             claimant: self.objects.claimant,
             ..source
         };
-        let (here, there) = (self.objects.dir.clone(), source.dir.objects());
+        let here = self.objects.dir.clone();
+        let there = source.dir.objects();
         let shared = blocking(move || {
             let proven = Proofs::load(&here)?.tips().clone();
             let unknown = check::missing(&[there], &proven)?;
             Ok(&proven - &unknown)
         })
         .await?;
+        // Temporary files lie here: whoever locks the source removes those that it does not know.
         let command = source
             .command(PACK)
+            .writing_objects(&self.quarantine.objects())
+            .reading_objects(&source.dir.objects())
             .limited(source.limits().await?)
             .arg("--revs");
         self.quarantine
@@ -210,7 +224,7 @@ impl Incoming {
 
     /// Takes out what each command of a push needs, so that nothing is packed or synced while the repository is locked.
     pub async fn prepare(&mut self, push: &AuthorisedPush) -> Result<(), GitError> {
-        let limit = self.store.staging_limits().bytes_per_event;
+        let limit = self.repository.store.staging_limits().bytes_per_event;
         for tip in push.stage().iter().filter_map(|command| command.new) {
             let tips = BTreeSet::from([tip]);
             let first = self
@@ -259,19 +273,13 @@ impl Incoming {
 
     /// The same objects in a place of their own.
     async fn duplicate(&self) -> Result<Self, GitError> {
-        let (store, from) = (self.store.clone(), self.quarantine.objects());
-        let dir = (self.objects.dir.clone(), self.objects.in_use.clone());
-        let claimant = self.objects.claimant;
-        let name = self.repo.clone();
-        let mut other = blocking(move || {
-            let other = Self::new(&store, dir, &name, claimant)?;
-            layout::copy_tree(&from, &other.quarantine.objects(), |from, to| {
-                fs::hard_link(from, to)
-            })?;
-            Ok(other)
-        })
-        .await?;
-        (other.as_of, other.is_inspected) = (self.as_of, self.is_inspected);
+        let mut other = self.beside().await?;
+        let from = self.quarantine.objects();
+        let to = other.quarantine.objects();
+        let linking =
+            blocking(move || layout::copy_tree(&from, &to, |from, to| fs::hard_link(from, to)));
+        linking.await?;
+        other.is_inspected = self.is_inspected;
         other.whole.clone_from(&self.whole);
         Ok(other)
     }
@@ -287,7 +295,7 @@ impl Incoming {
 
     /// Returns the objects prepared for these tips, unless the repository has lost objects that were left out.
     fn prepared(&mut self, tips: &BTreeSet<Oid>) -> Option<Option<Self>> {
-        let now = self.store.removals();
+        let now = self.repository.store.removals();
         let part = self.parts.get_mut(tips)?.pop()?;
         let is_valid = part.as_ref().map_or(self.as_of, |part| part.as_of) == now;
         is_valid.then_some(part)
@@ -320,15 +328,9 @@ impl Incoming {
         tips: &BTreeSet<Oid>,
         max_bytes: Option<u64>,
     ) -> Result<Self, GitError> {
-        let store = self.store.clone();
-        let dir = (self.objects.dir.clone(), self.objects.in_use.clone());
-        let (claimant, as_of, name) = (self.objects.claimant, self.as_of, self.repo.clone());
-        let (mut part, proofs) = blocking(move || {
-            let proofs = Proofs::load(&dir.0)?;
-            Ok((Self::new(&store, dir, &name, claimant)?, proofs))
-        })
-        .await?;
-        part.as_of = as_of;
+        let mut part = self.beside().await?;
+        let dir = self.objects.dir.clone();
+        let proofs = blocking(move || Proofs::load(&dir)).await?;
         part.is_inspected = true;
         part.whole = tips.intersection(&self.whole).copied().collect();
         let limits = ProcessLimits {
@@ -357,58 +359,4 @@ fn indexes(objects: &Path) -> Result<Vec<PathBuf>, GitError> {
     let mut files = layout::list(&objects.join("pack"))?;
     files.retain(|file| file.extension().is_some_and(|kind| kind == "idx"));
     Ok(files)
-}
-
-impl RepoStore {
-    /// Returns the objects that are not here with their whole history.
-    pub async fn lacking(
-        &self,
-        repo: &RepoId,
-        tips: &BTreeSet<Oid>,
-    ) -> Result<BTreeSet<Oid>, GitError> {
-        let has_none = match self.packs() {
-            Some(_) => self.row(repo).await?.packs.is_empty(),
-            None => {
-                let dir = self.dir(repo);
-                blocking(move || Ok(!dir.objects().is_dir())).await?
-            }
-        };
-        if tips.is_empty() || has_none {
-            return Ok(tips.clone());
-        }
-        Ok(self.lock(repo).await?.check(tips).await?.lacking())
-    }
-
-    /// Takes exactly what these tips need of what has arrived, if it is whole; says which of them are here now.
-    ///
-    /// The server may have sent more than was requested. None of that is kept: it could be read by its id.
-    pub async fn take_in(
-        &self,
-        repo: &RepoId,
-        mut incoming: Incoming,
-        tips: &BTreeSet<Oid>,
-    ) -> Result<BTreeSet<Oid>, GitError> {
-        let whole = tips - &incoming.check(tips).await?.lacking();
-        if whole.is_empty() {
-            drop(incoming);
-            self.leave(repo).await?;
-            return Ok(whole);
-        }
-        let part = incoming.extract(&whole, None).await?;
-        let mut guard = self.lock(repo).await?;
-        guard.promote(part).await?;
-        guard.compact().await?;
-        Ok(whole)
-    }
-
-    /// Removes the repository again if it was made in vain.
-    async fn leave(&self, repo: &RepoId) -> Result<(), GitError> {
-        let mut guard = self.lock(repo).await?;
-        let is_empty = guard.row().await?.packs.is_empty();
-        if is_empty {
-            guard.remove_if_deserted().await
-        } else {
-            Ok(())
-        }
-    }
 }

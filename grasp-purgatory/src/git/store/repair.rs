@@ -5,27 +5,22 @@
 //! something is missing. The hunt brings the missing objects as it brings those of a new state.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use git2::{Odb, OdbLookupFlags};
+use grasp_core::Oid;
 use grasp_core::nostr::types::Timestamp;
-use grasp_core::{Oid, RepoId};
 
 use super::collect::pack;
-use super::present::copy_file;
-use super::unpacking::move_packs;
-use super::{RepoGuard, RepoStore, layout};
+use super::examination::{PackFault, READ_TIMEOUT, fault_of, visible_fault};
+use super::stored::{StoredPacks, copy_file};
+use super::{RepoGuard, Repository, layout, pack_change};
 use crate::database::Pack;
 use crate::git::blocking;
 use crate::git::chains::PackIndex;
-use crate::git::check::{Objects, Proofs};
+use crate::git::check::{Proofs, revisions};
 use crate::git::error::GitError;
-use crate::git::layout::RepoDir;
 use crate::git::packs::{self, Soundness};
-
-/// Timeout of reading one pack.
-pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 /// Objects that are read as a whole to find the damaged ones. Larger ones are fetched again with them.
 const MAX_OBJECT_BYTES: usize = 256 * 1024 * 1024;
@@ -39,224 +34,182 @@ pub struct Inspection {
     pub lost: BTreeSet<String>,
 }
 
-impl RepoStore {
-    /// Looks for objects that are missing on disk, and makes caches of the repository anew. Histories are walked if `walk`, and
-    /// if a pack is lost.
-    pub async fn inspect(&self, repo: &RepoId, walk: bool) -> Result<Inspection, GitError> {
-        let mut guard = self.lock(repo).await?;
-        let is_cache = self.packs().is_some();
-        let lost = if is_cache {
-            guard.restore_cache(walk).await?
-        } else {
-            guard.restore_files().await?
-        };
-        if lost.is_empty() && !walk {
-            // They are compared with the list of the pack storage; looking into them would download all.
-            let is_broken = !is_cache && guard.lacks_tips().await?;
-            return Ok(Inspection {
-                is_broken,
-                lost: BTreeSet::new(),
-            });
-        }
-        drop(guard);
-        let is_broken = self.is_broken(repo).await?;
-        if !is_broken && !lost.is_empty() {
-            let guard = self.lock(repo).await?;
-            let mut change = guard.change();
-            change.remove_packs = lost.into_iter().collect();
-            guard.commit(change).await?;
-            return Ok(Inspection::default());
-        }
-        Ok(Inspection {
-            is_broken,
-            lost: lost.into_iter().map(|pack| pack.name).collect(),
-        })
+/// Looks for objects that are missing on disk, and makes caches of the repository anew. Histories are walked if `walk`, and
+/// if a pack is lost.
+pub(super) async fn inspect(repository: &Repository, walk: bool) -> Result<Inspection, GitError> {
+    let guard = repository.lock().await?;
+    let lost = match repository.store.stored() {
+        Some(stored) => restore_cache(&guard, stored, walk).await?,
+        None => restore_files(&guard).await?,
+    };
+    if lost.is_empty() && !walk {
+        // They are compared with the list of the pack storage; looking into them would download all.
+        let is_cache = repository.store.stored().is_some();
+        return Ok(Inspection {
+            is_broken: !is_cache && guard.lacks_tips().await?,
+            lost: BTreeSet::new(),
+        });
     }
-
-    /// Reads all packs of a repository that were not read since this time. Objects of a damaged pack that can be read are packed
-    /// anew, and the pack is removed. Returns the names of damaged packs.
-    pub async fn verify(
-        &self,
-        repo: &RepoId,
-        before: Timestamp,
-        now: Timestamp,
-    ) -> Result<BTreeSet<String>, GitError> {
-        // Packs without an index get one, or are lost.
-        self.lock(repo).await?.restore_files().await?;
-        let row = self.row(repo).await?;
-        let mut damaged = BTreeSet::new();
-        for pack in row.packs {
-            if row.verified.get(&pack.name).is_some_and(|at| *at >= before) {
-                continue;
-            }
-            if !self.is_sound(repo, &pack).await? {
-                self.salvage(repo, &pack).await?;
-                damaged.insert(pack.name);
-                continue;
-            }
-            let guard = self.lock(repo).await?;
-            let mut change = guard.change();
-            change.verified = Some((pack.name, now));
-            guard.commit(change).await?;
-        }
-        Ok(damaged)
+    drop(guard);
+    let is_broken = repository.is_broken().await?;
+    if !is_broken && !lost.is_empty() {
+        let guard = repository.lock().await?;
+        let mut change = guard.change();
+        change.remove_packs = lost.into_iter().collect();
+        guard.commit(change).await?;
+        return Ok(Inspection::default());
     }
+    Ok(Inspection {
+        is_broken,
+        lost: lost.into_iter().map(|pack| pack.name).collect(),
+    })
+}
 
-    /// Reads a pack as a whole. One that is lost is not damaged.
-    async fn is_sound(&self, repo: &RepoId, pack: &Pack) -> Result<bool, GitError> {
+/// Reads all packs that were not read since this time. Objects of a damaged pack that can be read are packed anew, and the
+/// pack is removed. Returns the names of damaged packs.
+pub(super) async fn verify(
+    repository: &Repository,
+    before: Timestamp,
+    now: Timestamp,
+) -> Result<BTreeSet<String>, GitError> {
+    // Packs without an index get one, or are lost.
+    let guard = repository.lock().await?;
+    restore_files(&guard).await?;
+    drop(guard);
+    let row = repository.row().await?;
+    let mut damaged = BTreeSet::new();
+    for pack in row.packs {
+        if row.verified.get(&pack.name).is_some_and(|at| *at >= before) {
+            continue;
+        }
+        if !is_sound(repository, &pack).await? {
+            salvage(repository, &pack).await?;
+            damaged.insert(pack.name);
+            continue;
+        }
+        let guard = repository.lock().await?;
+        let mut change = guard.change();
+        change.verified = Some((pack.name, now));
+        guard.commit(change).await?;
+    }
+    Ok(damaged)
+}
+
+/// Reads a pack as a whole. One that is lost is not damaged.
+async fn is_sound(repository: &Repository, pack: &Pack) -> Result<bool, GitError> {
+    if let Some(stored) = repository.store.stored() {
+        return stored.is_sound(repository, pack).await;
+    }
+    let fault = fault_of(&repository.objects_kept_by(None), pack).await?;
+    Ok(fault.is_none_or(|fault| fault == PackFault::Lost))
+}
+
+/// Packs the readable objects of a damaged pack anew, and removes it from the disk and from the pack storage.
+async fn salvage(repository: &Repository, damaged: &Pack) -> Result<(), GitError> {
+    let file = repository.dir.pack(&damaged.name);
+    let stored = repository.store.stored();
+    let mut index = file.with_extension("idx");
+    let mut objects = repository.dir.objects();
+    let mut copied = None;
+    if let Some(stored) = stored {
+        copied = stored.copy_of(repository, damaged).await?;
+    }
+    if let Some((copy, _)) = &copied {
+        index = copy_file(copy, damaged).with_extension("idx");
+        objects = copy.objects();
+    }
+    let place = objects.clone();
+    let readable = blocking(move || readable_objects(&index, &place)).await?;
+    let reader = repository.objects().await?;
+    let command = reader.command("pack-objects").reading_all(&[&objects]);
+    let saved = pack(&repository.store, command, revisions(&readable, [])).await?;
+    let guard = repository.lock().await?;
+    pack_change::add(&guard, saved.objects()).await?;
+    // After the commit: until then nothing else has what can be read of it.
+    guard.held.run(move || remove_pack(&file)).await?;
+    if let Some(stored) = stored {
+        stored.delete(repository, damaged).await?;
+    }
+    Ok(())
+}
+
+/// Makes missing files of a cached repository that can be made, and returns the packs that the pack storage lacks. If
+/// `read`, packs on disk are read, and damaged ones removed so that they are downloaded again.
+async fn restore_cache(
+    guard: &RepoGuard,
+    stored: &StoredPacks,
+    read: bool,
+) -> Result<BTreeSet<Pack>, GitError> {
+    let named = guard.repository.packs().await?;
+    let lost = stored.restore(&guard.repository, &named).await?;
+    let repository = guard.repository.clone();
+    let is_lost = !lost.is_empty();
+    let restoring = guard.held.run(move || {
+        repository.dir.remove_broken_views()?;
+        repository.store.layout().restore_workbench()?;
+        let mut is_changed = is_lost;
+        for pack in named.iter().filter(|_| read) {
+            let file = repository.dir.pack(&pack.name);
+            let found = packs::check_pack(&file, pack.bytes);
+            if file.exists() && !matches!(found, Ok(Soundness::Sound)) {
+                tracing::warn!(
+                    pack = pack.name,
+                    "a cached pack is damaged; it is downloaded again"
+                );
+                remove_pack(&file)?;
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            forget_proofs(&repository)?;
+        }
+        Ok(())
+    });
+    restoring.await?;
+    Ok(lost)
+}
+
+/// Makes missing files of the repository that can be made, and returns the packs that are lost.
+async fn restore_files(guard: &RepoGuard) -> Result<BTreeSet<Pack>, GitError> {
+    let named = guard.repository.packs().await?;
+    let repository = guard.repository.clone();
+    let restoring = guard.held.run(move || {
+        if !named.is_empty() {
+            repository.create()?;
+        }
+        repository.dir.remove_broken_views()?;
+        repository.store.layout().restore_workbench()?;
+        let mut lost = BTreeSet::new();
+        let mut unindexed = Vec::new();
+        for pack in named {
+            let file = repository.dir.pack(&pack.name);
+            remove_if_neither_indexed_nor_intact(&file)?;
+            match visible_fault(&file, &pack) {
+                Some(PackFault::Lost) => _ = lost.insert(pack),
+                Some(_) => unindexed.push(file),
+                None => {}
+            }
+        }
+        if !lost.is_empty() {
+            forget_proofs(&repository)?;
+        }
+        Ok((lost, unindexed))
+    });
+    let (lost, unindexed) = restoring.await?;
+    let objects = guard.repository.objects_kept_by(None);
+    for file in unindexed {
         const COMMAND: &str = "index-pack";
-        if self.packs().is_some() {
-            return self.is_stored_sound(repo, pack).await;
-        }
-        let dir = self.dir(repo);
-        let file = file_of(&dir, pack);
-        if !is_as_committed(&file, pack) {
-            return Ok(true);
-        }
-        let command = Objects::of(self, dir)
-            .command(COMMAND)
-            .arg("--verify")
-            .arg(&file);
-        let finished = command.limit(READ_TIMEOUT).run(Vec::new()).await?;
-        Ok(finished.status.success())
+        let command = objects.command(COMMAND).arg(file).limit(READ_TIMEOUT);
+        command.run(Vec::new()).await?.success(COMMAND)?;
     }
-
-    /// Reads a pack of the pack storage as a whole. If it is damaged there and not on disk, it is stored again.
-    async fn is_stored_sound(&self, repo: &RepoId, pack: &Pack) -> Result<bool, GitError> {
-        let dir = self.dir(repo);
-        let Some((copy, soundness)) = self.copy_of(&dir, pack).await? else {
-            return Ok(true);
-        };
-        let _guard = self.lock(repo).await?;
-        match soundness {
-            Soundness::Sound => Ok(true),
-            Soundness::Unindexed => {
-                let file = copy_file(&copy, pack);
-                self.index(&file).await?;
-                let key = |file: &Path| packs::pack_key(self.endpoint(), &dir, file);
-                self.upload_files(&file, key).await?;
-                Ok(true)
-            }
-            Soundness::Damaged => self.upload_again(&dir, pack).await,
-        }
-    }
-
-    /// Packs the readable objects of a damaged pack anew, and removes it from the disk and from the pack storage.
-    async fn salvage(&self, repo: &RepoId, damaged: &Pack) -> Result<(), GitError> {
-        let dir = self.dir(repo);
-        let file = file_of(&dir, damaged);
-        let copy = self.copy_of(&dir, damaged).await?.map(|(copy, _)| copy);
-        let (index, objects) = match &copy {
-            Some(copy) => (
-                copy_file(copy, damaged).with_extension("idx"),
-                copy.objects(),
-            ),
-            None => (file.with_extension("idx"), dir.objects()),
-        };
-        let place = objects.clone();
-        let readable = blocking(move || readable_objects(&index, &place)).await?;
-        let input: String = readable.iter().map(|oid| format!("{oid}\n")).collect();
-        let reader = self.objects(repo).await?;
-        let command = reader.command("pack-objects").reading_all(&[&objects]);
-        let saved = pack(self, command, input.into_bytes()).await?;
-        let from = saved.objects();
-        let guard = self.lock(repo).await?;
-        guard
-            .add_packs(move |dir| move_packs(&from, &dir.objects()))
-            .await?;
-        // After the commit: until then nothing else has what can be read of it.
-        guard.blocking(move || remove_pack(&file)).await?;
-        self.delete_pack(&dir, damaged).await
-    }
+    Ok(lost)
 }
 
-impl RepoGuard {
-    /// Makes missing files of a cached repository that can be made, and returns the packs that the pack storage lacks. If
-    /// `read`, packs on disk are read, and damaged ones removed so that they are downloaded again.
-    async fn restore_cache(&mut self, read: bool) -> Result<BTreeSet<Pack>, GitError> {
-        let named = self.row().await?.packs;
-        let lost = self.store.restore_objects(&self.dir, &named).await?;
-        let (store, dir, is_lost) = (self.store.clone(), self.dir.clone(), !lost.is_empty());
-        self.blocking(move || {
-            dir.remove_broken_views()?;
-            store.layout().restore_workbench()?;
-            let mut is_changed = is_lost;
-            for pack in named.iter().filter(|_| read) {
-                let file = file_of(&dir, pack);
-                let found = packs::check_pack(&file, pack.bytes);
-                if file.exists() && !matches!(found, Ok(Soundness::Sound)) {
-                    tracing::warn!(
-                        pack = pack.name,
-                        "a cached pack is damaged; it is downloaded again"
-                    );
-                    remove_pack(&file)?;
-                    is_changed = true;
-                }
-            }
-            if is_changed {
-                // Proofs may depend on what they contained.
-                Proofs::forget(&dir)?;
-                store.count_removal();
-            }
-            Ok(())
-        })
-        .await?;
-        Ok(lost)
-    }
-
-    /// Makes missing files of the repository that can be made, and returns the packs that are lost.
-    async fn restore_files(&mut self) -> Result<BTreeSet<Pack>, GitError> {
-        let packs = self.row().await?.packs;
-        let (store, dir) = (self.store.clone(), self.dir.clone());
-        let (name, named) = (self.repo.clone(), packs.clone());
-        let (lost, unindexed) = self
-            .blocking(move || {
-                if !named.is_empty() {
-                    dir.create(&name, &store.scratch())?;
-                }
-                dir.remove_broken_views()?;
-                store.layout().restore_workbench()?;
-                for pack in &named {
-                    remove_if_neither_indexed_nor_intact(&file_of(&dir, pack))?;
-                }
-                let is_lost = |pack: &&Pack| !is_as_committed(&file_of(&dir, pack), pack);
-                let lost: BTreeSet<Pack> = named.iter().filter(is_lost).cloned().collect();
-                if !lost.is_empty() {
-                    // Proofs may depend on what they contained.
-                    Proofs::forget(&dir)?;
-                    store.count_removal();
-                }
-                let found = named.difference(&lost).map(|pack| file_of(&dir, pack));
-                let unindexed: Vec<_> = found
-                    .filter(|file| !file.with_extension("idx").exists())
-                    .collect();
-                Ok((lost, unindexed))
-            })
-            .await?;
-        for file in unindexed {
-            const COMMAND: &str = "index-pack";
-            let command = Objects::of(&self.store, self.dir.clone())
-                .command(COMMAND)
-                .arg(file);
-            command
-                .limit(READ_TIMEOUT)
-                .run(Vec::new())
-                .await?
-                .success(COMMAND)?;
-        }
-        Ok(lost)
-    }
-}
-
-pub(super) fn file_of(dir: &RepoDir, pack: &Pack) -> PathBuf {
-    dir.objects()
-        .join("pack")
-        .join(format!("{}.pack", pack.name))
-}
-
-pub(super) fn is_as_committed(file: &Path, pack: &Pack) -> bool {
-    file.metadata()
-        .is_ok_and(|metadata| metadata.len() == pack.bytes)
+/// Forgets what was proven with objects that are lost.
+fn forget_proofs(repository: &Repository) -> Result<(), GitError> {
+    Proofs::forget(&repository.dir)?;
+    repository.store.count_removal();
+    Ok(())
 }
 
 /// Returns the objects of a pack that can be read, from it or from another one.

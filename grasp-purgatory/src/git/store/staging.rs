@@ -2,20 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use grasp_core::Oid;
 use grasp_core::push::PushCommand;
-use grasp_core::{Oid, RepoId};
 use nostr::event::EventId;
 
-use super::present::bytes_of;
-use super::unpacking::{Quarantine, move_packs};
-use super::{Incoming, RepoGuard, RepoStore};
-use crate::git::blocking;
+use super::{Incoming, RepoGuard};
 use crate::git::error::GitError;
 use crate::git::layout::{self, RepoDir};
-use crate::git::packs::{self, PackStorageError, Soundness};
 
 /// Limits of uploads that wait for events. Above a limit new uploads are refused; none is evicted here.
 ///
@@ -33,9 +28,6 @@ pub struct StagingLimits {
     pub bytes_in_all: u64,
 }
 
-/// End of the name of an empty file as large as one of the pack storage that has not been downloaded.
-const ABSENT: &str = ".absent";
-
 /// Multiple of a limit that may be on disk until purgatory has made room.
 const LIMIT_FACTOR: u64 = 2;
 
@@ -51,74 +43,93 @@ impl Default for StagingLimits {
     }
 }
 
-impl RepoGuard {
-    /// Keeps what the tips of a push need until their events come, unless the same tip is kept already.
-    pub(super) async fn stage(
-        &mut self,
-        commands: &[PushCommand],
-        incoming: &mut Incoming,
-    ) -> Result<(), GitError> {
-        let mut uploads = Vec::new();
-        for command in commands {
-            if let (Some(event), Some(tip)) = (command.name.event(), command.new) {
-                let part = incoming.part(&BTreeSet::from([tip])).await?;
-                uploads.push(Upload { event, tip, part });
+/// Keeps what the tips of a push need until their events come, unless the same tip is kept already.
+pub(super) async fn stage(
+    guard: &RepoGuard,
+    commands: &[PushCommand],
+    incoming: &mut Incoming,
+) -> Result<(), GitError> {
+    let mut uploads = Vec::new();
+    for command in commands {
+        if let (Some(event), Some(tip)) = (command.name.event(), command.new) {
+            let part = incoming.part(&BTreeSet::from([tip])).await?;
+            uploads.push(Upload { event, tip, part });
+        }
+    }
+    if uploads.is_empty() {
+        return Ok(());
+    }
+    let dir = guard.repository.dir.clone();
+    let limits = guard.repository.store.staging_limits();
+    let staging = guard.held.run(move || stage_all(&dir, &limits, &uploads));
+    let (placed, staged) = staging.await?;
+    if let Some(stored) = guard.repository.store.stored() {
+        stored.store_uploads(guard, placed).await?;
+    }
+    staged
+}
+
+/// Returns the tips that wait for an event.
+pub(super) async fn staged(guard: &RepoGuard, event: EventId) -> Result<BTreeSet<Oid>, GitError> {
+    let place = guard.repository.dir.staged(&event);
+    let tips = guard.held.run(move || layout::list(&place)).await?;
+    let tips = tips.iter().filter_map(|tip| layout::name(tip).parse().ok());
+    Ok(tips.collect())
+}
+
+/// Returns the objects of a tip that waits for an event, all of them on disk; `None` if it does not wait.
+pub(super) async fn bring(
+    guard: &RepoGuard,
+    event: EventId,
+    tip: Oid,
+) -> Result<Option<PathBuf>, GitError> {
+    let place = guard.repository.dir.staged_tip(&event, &tip);
+    let there = place.clone();
+    if !guard.held.run(move || Ok(there.is_dir())).await? {
+        return Ok(None);
+    }
+    if let Some(stored) = guard.repository.store.stored() {
+        stored.bring_upload(guard, &place).await?;
+    }
+    Ok(Some(place))
+}
+
+/// Returns the objects of all tips that wait, all of them on disk.
+pub(super) async fn bring_all(guard: &RepoGuard) -> Result<BTreeMap<Oid, PathBuf>, GitError> {
+    let dir = guard.repository.dir.clone();
+    let places = guard.held.run(move || tips_of(&dir)).await?;
+    if let Some(stored) = guard.repository.store.stored() {
+        for place in places.values() {
+            stored.bring_upload(guard, place).await?;
+        }
+    }
+    Ok(places)
+}
+
+fn tips_of(dir: &RepoDir) -> Result<BTreeMap<Oid, PathBuf>, GitError> {
+    let mut staged = BTreeMap::new();
+    for event in layout::list(&dir.staging())? {
+        for tip in layout::list(&event)? {
+            if let Ok(oid) = layout::name(&tip).parse() {
+                staged.insert(oid, tip);
             }
         }
-        if uploads.is_empty() {
-            return Ok(());
-        }
-        let (dir, limits) = (self.dir.clone(), self.store.inner.staging);
-        let (placed, staged) = self
-            .blocking(move || stage_all(&dir, &limits, &uploads))
-            .await?;
-        self.upload_staged(placed).await?;
-        staged
     }
+    Ok(staged)
+}
 
-    /// The tips that wait for this event.
-    pub async fn staged(&self, event: EventId) -> Result<BTreeSet<Oid>, GitError> {
-        let place = self.dir.staged(&event);
-        self.blocking(move || {
-            let tips = layout::list(&place)?;
-            Ok(tips
-                .iter()
-                .filter_map(|tip| layout::name(tip).parse().ok())
-                .collect())
-        })
-        .await
+/// Forgets one of the tips that wait for an event.
+pub(super) async fn discard(guard: &RepoGuard, event: EventId, tip: Oid) -> Result<(), GitError> {
+    let store = &guard.repository.store;
+    let staging = store.layout().staging();
+    let place = guard.repository.dir.staged_tip(&event, &tip);
+    let removed = place.clone();
+    let removing = guard.held.run(move || remove_place(&staging, &removed));
+    removing.await?;
+    if let Some(stored) = store.stored() {
+        stored.delete_uploads(store, &[place]).await;
     }
-
-    /// Takes a staged tip into the repository, now that its event has come. Says whether it was there.
-    ///
-    /// The tip can be read by its id from then on; a ref to it is made by [`RepoGuard::move_refs`].
-    pub async fn promote_staged(&mut self, event: EventId, tip: Oid) -> Result<bool, GitError> {
-        let from = self.dir.staged_tip(&event, &tip);
-        let there = from.clone();
-        if !self.blocking(move || Ok(there.is_dir())).await? {
-            return Ok(false);
-        }
-        self.bring_upload(&from).await?;
-        let packs = from.clone();
-        self.add_packs(move |dir| move_packs(&packs, &dir.objects()))
-            .await?;
-        self.discard_staged_tip(event, tip).await?;
-        // The repository may have lost nothing since the upload was checked, but looking costs little.
-        _ = self.check(&BTreeSet::from([tip])).await?;
-        Ok(true)
-    }
-
-    /// Forgets one of the tips that wait for this event.
-    pub async fn discard_staged_tip(&mut self, event: EventId, tip: Oid) -> Result<(), GitError> {
-        let (staging, place) = (
-            self.dir.layout().staging(),
-            self.dir.staged_tip(&event, &tip),
-        );
-        let upload = place_of(&staging, &place);
-        self.blocking(move || discard(&staging, &place)).await?;
-        self.store.delete_staged(vec![upload]).await;
-        Ok(())
-    }
+    Ok(())
 }
 
 /// An upload on its way into staging. What came of it is on disk.
@@ -135,7 +146,8 @@ fn stage_all(
     limits: &StagingLimits,
     uploads: &[Upload],
 ) -> Result<(Vec<PathBuf>, Result<(), GitError>), GitError> {
-    let (of_repo, of_all) = (dir.staging(), dir.layout().staging());
+    let of_repo = dir.staging();
+    let of_all = dir.layout().staging();
     layout::create_dir(&of_repo)?;
     let room = |dir: &Path, limit: u64| -> Result<u64, GitError> {
         Ok(limit
@@ -146,7 +158,7 @@ fn stage_all(
     let mut room = in_repo.min(room(&of_all, limits.bytes_in_all)?);
     let mut placed = Vec::new();
     let staged = uploads.iter().try_for_each(|upload| {
-        let Some(bytes) = stage(dir, limits, upload, room)? else {
+        let Some(bytes) = place(dir, limits, upload, room)? else {
             return Ok(());
         };
         room -= bytes;
@@ -162,13 +174,14 @@ fn stage_all(
 }
 
 /// Moves one upload into staging, if it fits into this room; how many bytes it takes, unless it is there already.
-fn stage(
+fn place(
     dir: &RepoDir,
     limits: &StagingLimits,
     Upload { event, tip, part }: &Upload,
     room: u64,
 ) -> Result<Option<u64>, GitError> {
-    let (place, target) = (dir.staged(event), dir.staged_tip(event, tip));
+    let place = dir.staged(event);
+    let target = dir.staged_tip(event, tip);
     if target.is_dir() {
         return Ok(None);
     }
@@ -185,53 +198,8 @@ fn stage(
     Ok(Some(size))
 }
 
-impl RepoStore {
-    /// Returns the size of the objects of a repository, in bytes, on disk or in the pack storage. What is staged is not among
-    /// them.
-    pub async fn repo_bytes(&self, repo: &RepoId) -> Result<u64, GitError> {
-        if self.packs().is_some() {
-            return Ok(bytes_of(&self.row(repo).await?));
-        }
-        let objects = self.dir(repo).objects();
-        blocking(move || {
-            if objects.is_dir() {
-                layout::size(&objects)
-            } else {
-                Ok(0)
-            }
-        })
-        .await
-    }
-
-    /// Returns the size of one staged tip.
-    pub async fn staged_bytes(
-        &self,
-        repo: &RepoId,
-        event: EventId,
-        tip: Oid,
-    ) -> Result<u64, GitError> {
-        let place = self.dir(repo).staged_tip(&event, &tip);
-        blocking(move || layout::size(&place)).await
-    }
-
-    /// Drops staged uploads that are not among these, and returns their number.
-    ///
-    /// For the start, before any push: a run that ended between receiving an upload and journaling it has
-    /// promised nothing for it.
-    pub async fn forget_staged_but(
-        &self,
-        keep: BTreeSet<(EventId, Oid)>,
-    ) -> Result<usize, GitError> {
-        let staging = self.layout().staging();
-        let gone = blocking(move || forget_staged_but(&staging, &keep)).await?;
-        let count = gone.len();
-        self.delete_staged(gone).await;
-        Ok(count)
-    }
-}
-
 /// Removes a place in staging, and the directories above it that are empty then.
-pub(super) fn discard(staging: &Path, place: &Path) -> Result<(), GitError> {
+pub(super) fn remove_place(staging: &Path, place: &Path) -> Result<(), GitError> {
     layout::remove(place)?;
     place
         .parent()
@@ -250,11 +218,11 @@ fn prune(staging: &Path, directory: &Path) {
         .for_each(drop);
 }
 
-/// Returns the places of the removed uploads.
-fn forget_staged_but(
+/// Removes the uploads that are not among these, and returns their places.
+pub(super) fn remove_others(
     staging: &Path,
     keep: &BTreeSet<(EventId, Oid)>,
-) -> Result<Vec<String>, GitError> {
+) -> Result<Vec<PathBuf>, GitError> {
     let mut gone = Vec::new();
     for dir in layout::list(staging)? {
         for event in layout::list(&dir)? {
@@ -262,258 +230,11 @@ fn forget_staged_but(
             for tip in layout::list(&event)? {
                 let known = id.zip(layout::name(&tip).parse().ok());
                 if !known.is_some_and(|known| keep.contains(&known)) {
-                    discard(staging, &tip)?;
-                    gone.push(place_of(staging, &tip));
+                    remove_place(staging, &tip)?;
+                    gone.push(tip);
                 }
             }
         }
     }
     Ok(gone)
-}
-
-/// Returns the place of an upload below staging.
-pub(super) fn place_of(staging: &Path, place: &Path) -> String {
-    place
-        .strip_prefix(staging)
-        .unwrap_or(place)
-        .to_string_lossy()
-        .into_owned()
-}
-
-/// Returns the names of the files of an upload below staging, as they are in the pack storage.
-pub(super) fn names_of(staging: &Path, place: &Path) -> Result<Vec<String>, GitError> {
-    let above = place_of(staging, place);
-    let files = layout::list(&place.join("pack"))?;
-    let name = |file: &PathBuf| layout::name(file).trim_end_matches(ABSENT).to_owned();
-    Ok(files
-        .iter()
-        .map(|file| format!("{above}/{}", name(file)))
-        .collect())
-}
-
-/// Files of uploads with their sizes, by the directory of the upload below staging.
-type Listed = BTreeMap<String, BTreeMap<String, u64>>;
-
-impl RepoStore {
-    /// Makes staging on disk as it is in the pack storage, without the contents of files.
-    pub(super) async fn list_staged(&self) -> Result<(), GitError> {
-        let mut listed = Listed::new();
-        for (name, bytes) in self.staged_objects().await? {
-            if let Some((directory, file)) = name.rsplit_once('/').filter(|_| is_upload(&name)) {
-                listed
-                    .entry(directory.to_owned())
-                    .or_default()
-                    .insert(file.to_owned(), bytes);
-            }
-        }
-        let staging = self.layout().staging();
-        blocking(move || mirror(&staging, &listed)).await
-    }
-
-    /// Returns the files of all uploads in the pack storage, by their names below staging.
-    async fn staged_objects(&self) -> Result<BTreeMap<String, u64>, GitError> {
-        let Some(cache) = self.packs() else {
-            return Ok(BTreeMap::new());
-        };
-        let prefix = packs::staging_prefix(self.endpoint());
-        let listed = cache.storage().list(&prefix).await?.into_iter();
-        let below =
-            |(key, bytes): (String, u64)| Some((key.strip_prefix(&prefix)?.to_owned(), bytes));
-        Ok(listed.filter_map(below).collect())
-    }
-
-    /// Returns the keys of uploads in the pack storage that are not waiting any more.
-    pub(super) async fn unknown_staged_keys(&self) -> Result<BTreeSet<String>, GitError> {
-        let (objects, staging) = (self.staged_objects().await?, self.layout().staging());
-        let prefix = packs::staging_prefix(self.endpoint());
-        blocking(move || {
-            let is_unknown = |name: &String| {
-                !name
-                    .rsplit_once('/')
-                    .is_some_and(|(place, _)| staging.join(place).is_dir())
-            };
-            Ok(objects
-                .into_keys()
-                .filter(is_unknown)
-                .map(|name| format!("{prefix}{name}"))
-                .collect())
-        })
-        .await
-    }
-
-    /// Removes uploads at these places from the pack storage. What could not be removed goes with a later sweep.
-    pub(super) async fn delete_staged(&self, places: Vec<String>) {
-        for place in places {
-            if let Err(error) = self.try_delete_staged(&place).await {
-                tracing::warn!(%error, "could not remove an upload from the pack storage");
-                return;
-            }
-        }
-    }
-
-    async fn try_delete_staged(&self, place: &str) -> Result<(), PackStorageError> {
-        let Some(cache) = self.packs() else {
-            return Ok(());
-        };
-        let prefix = format!("{}{place}/", packs::staging_prefix(self.endpoint()));
-        for key in cache.storage().list(&prefix).await?.into_keys() {
-            cache.storage().delete(&key).await?;
-        }
-        Ok(())
-    }
-}
-
-impl RepoGuard {
-    /// Stores new uploads in the pack storage, if there is one. Those that cannot be stored are not kept.
-    pub(super) async fn upload_staged(&self, places: Vec<PathBuf>) -> Result<(), GitError> {
-        if self.store.packs().is_none() {
-            return Ok(());
-        }
-        let mut stored = Ok(());
-        for place in places {
-            if stored.is_ok() {
-                stored = self.upload_place(&place).await;
-            }
-            if stored.is_err() {
-                let staging = self.dir.layout().staging();
-                self.blocking(move || discard(&staging, &place)).await?;
-            }
-        }
-        stored
-    }
-
-    async fn upload_place(&self, place: &Path) -> Result<(), GitError> {
-        let (staging, packs) = (self.dir.layout().staging(), place.join("pack"));
-        let prefix = packs::staging_prefix(self.store.endpoint());
-        let above = place_of(&staging, place);
-        let key = |file: &Path| format!("{prefix}{above}/{}", layout::name(file));
-        for file in self.blocking(move || layout::list(&packs)).await? {
-            if file.extension().is_some_and(|kind| kind == "pack") {
-                self.store.upload_files(&file, key).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Brings all uploads of the repository onto disk.
-    pub(super) async fn bring_staged(&self) -> Result<(), GitError> {
-        if self.store.packs().is_none() {
-            return Ok(());
-        }
-        let staging = self.dir.staging();
-        let places = self.blocking(move || {
-            let events = layout::list(&staging)?;
-            let tips: Result<Vec<_>, _> = events.iter().map(|event| layout::list(event)).collect();
-            Ok(tips?.concat())
-        });
-        for place in places.await? {
-            self.bring_upload(&place).await?;
-        }
-        Ok(())
-    }
-
-    /// Downloads an upload that another process has received. One that the pack storage has lost or damaged is left out;
-    /// its objects are hunted for when its event comes.
-    pub(super) async fn bring_upload(&self, place: &Path) -> Result<(), GitError> {
-        let Some(cache) = self.store.packs() else {
-            return Ok(());
-        };
-        let (staging, directory) = (self.dir.layout().staging(), place.join("pack"));
-        let (upload, scratch) = (place.to_owned(), self.store.scratch());
-        let (absent, names, copy) = self
-            .blocking(move || {
-                let mut absent = layout::list(&directory)?;
-                absent.retain(|file| layout::name(file).ends_with(ABSENT));
-                Ok((
-                    absent,
-                    names_of(&staging, &upload)?,
-                    Quarantine::create(scratch)?,
-                ))
-            })
-            .await?;
-        if absent.is_empty() {
-            return Ok(());
-        }
-        let prefix = packs::staging_prefix(self.store.endpoint());
-        for name in names {
-            let file = copy
-                .objects()
-                .join("pack")
-                .join(layout::name(Path::new(&name)));
-            cache
-                .storage()
-                .get(&format!("{prefix}{name}"), &file)
-                .await?;
-        }
-        for file in self.blocking_list(copy.objects().join("pack")).await? {
-            if file.extension().is_none_or(|kind| kind != "pack") {
-                continue;
-            }
-            let checked = file.clone();
-            let soundness = self.blocking(move || {
-                let bytes = layout::size(&checked)?;
-                packs::check_pack(&checked, bytes)
-            });
-            match soundness.await? {
-                Soundness::Sound => {}
-                Soundness::Unindexed => self.store.index(&file).await?,
-                Soundness::Damaged => {
-                    tracing::error!(?file, "an upload is damaged in the pack storage");
-                    self.blocking(move || layout::remove(&file)).await?;
-                }
-            }
-        }
-        let to = place.to_owned();
-        self.blocking(move || {
-            move_packs(&copy.objects(), &to)?;
-            absent.iter().try_for_each(|file| layout::remove(file))
-        })
-        .await
-    }
-
-    async fn blocking_list(&self, directory: PathBuf) -> Result<Vec<PathBuf>, GitError> {
-        self.blocking(move || layout::list(&directory)).await
-    }
-}
-
-/// Returns whether this is the name of a file of an upload: repository, event, tip and file.
-fn is_upload(name: &str) -> bool {
-    let parts: Vec<&str> = name.split('/').collect();
-    let [dir, event, tip, file] = parts.as_slice() else {
-        return false;
-    };
-    dir.len() == 64
-        && dir.bytes().all(|byte| byte.is_ascii_hexdigit())
-        && EventId::from_hex(event).is_ok()
-        && tip.parse::<Oid>().is_ok()
-        && file.starts_with("pack-")
-}
-
-/// Makes a directory have these uploads and no others. Files that are not there get a place of their size.
-fn mirror(staging: &Path, listed: &Listed) -> Result<(), GitError> {
-    for dir in layout::list(staging)? {
-        for event in layout::list(&dir)? {
-            for tip in layout::list(&event)? {
-                let place = place_of(staging, &tip);
-                let here: BTreeSet<String> = names_of(staging, &tip)?.into_iter().collect();
-                let files = listed.get(&place).into_iter().flat_map(BTreeMap::keys);
-                if here != files.map(|file| format!("{place}/{file}")).collect() {
-                    discard(staging, &tip)?;
-                }
-            }
-        }
-    }
-    for (place, files) in listed {
-        let directory = staging.join(place).join("pack");
-        if directory.is_dir() {
-            continue;
-        }
-        layout::create_dir(&directory)?;
-        for (file, bytes) in files {
-            let path = directory.join(format!("{file}{ABSENT}"));
-            let made = File::create(&path).and_then(|file| file.set_len(*bytes));
-            made.map_err(|source| GitError::io("create", path, source))?;
-        }
-    }
-    Ok(())
 }

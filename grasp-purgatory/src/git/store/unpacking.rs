@@ -6,7 +6,7 @@
 //! Git resolves deltas, which is what takes memory, once it has the checksum at the end of the pack. So the checksum is
 //! held back until there is memory for that: a client that sends slowly keeps little of it from others.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::process::ChildStdin;
 
-use crate::database::Pack;
 use crate::git::check::Objects;
 use crate::git::command::{FLAWS, GitCommand, Keep};
 use crate::git::error::{GitError, says_disk_full};
@@ -364,48 +363,4 @@ impl Drop for Dir {
             Err(_) => remove(),
         }
     }
-}
-
-/// Moves all packs from one object directory to another, which may be read meanwhile, and returns them. They are on disk
-/// when this returns.
-///
-/// An index is moved after its pack, for git takes a pack to be there when its index is.
-pub(super) fn move_packs(from: &Path, to: &Path) -> Result<Vec<Pack>, GitError> {
-    let target = to.join("pack");
-    let is_new = !target.is_dir();
-    layout::create_dir(&target)?;
-    let mut files = layout::list(&from.join("pack"))?;
-    files.retain(|path| !layout::name(path).starts_with("tmp_") && !is_of_empty_pack(path));
-    files.sort_by_key(|path| path.extension().is_some_and(|kind| kind == "idx"));
-    let mut packs = Vec::new();
-    for file in &files {
-        if file.extension().is_some_and(|kind| kind == "pack") {
-            let stem = file
-                .file_stem()
-                .and_then(|stem| stem.to_str())
-                .unwrap_or_default();
-            let bytes = layout::size(file)?;
-            packs.push(Pack {
-                name: stem.to_owned(),
-                bytes,
-            });
-        }
-    }
-    for file in &files {
-        // One of the same name has the same objects. It may be there without its index, or damaged.
-        layout::rename(file, &target.join(layout::name(file)))?;
-    }
-    layout::sync(&target)?;
-    if is_new {
-        layout::sync(to)?;
-    }
-    Ok(packs)
-}
-
-/// Returns whether this file belongs to a pack without objects: a header and a checksum.
-fn is_of_empty_pack(file: &Path) -> bool {
-    const EMPTY: u64 = 12 + 20;
-    let pack = file.with_extension("pack");
-    pack.metadata()
-        .is_ok_and(|metadata| metadata.len() <= EMPTY)
 }

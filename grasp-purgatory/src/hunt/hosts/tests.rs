@@ -301,86 +301,6 @@ fn ten_thousand_servers_are_not_all_remembered() {
     );
 }
 
-#[derive(Clone, Debug)]
-enum Act {
-    Admit(u8),
-    Enqueue(u8),
-    Release(usize),
-    Pass(u64),
-    Pause(u64),
-}
-
-fn act() -> impl Strategy<Value = Act> {
-    prop_oneof![
-        2 => (0..4u8).prop_map(Act::Admit),
-        4 => (0..4u8).prop_map(Act::Enqueue),
-        3 => (0..8usize).prop_map(Act::Release),
-        2 => (0..30_000u64).prop_map(Act::Pass),
-        1 => (0..90_000u64).prop_map(Act::Pause),
-    ]
-}
-
-proptest! {
-    #[test]
-    fn no_window_exceeds_its_limit_and_all_queued_requests_start(
-        acts in vec(act(), 0..120),
-        at_once in 1..4usize,
-        starts in 1..6usize,
-    ) {
-        let mut hosts = hosts_with(at_once, starts);
-        let git = host("git.example.com");
-        let (mut now, mut paused) = (Mono::ZERO, Mono::ZERO);
-        let (mut held, mut begun): (Vec<Permit>, Vec<Mono>) = (Vec::new(), Vec::new());
-        let mut waiting = 0_usize;
-        for act in acts {
-            let new = match act {
-                Act::Admit(n) => {
-                    let permit = hosts.admit(now, &git, &id(&n.to_string()));
-                    waiting += usize::from(permit.is_some());
-                    permit.into_iter().collect()
-                }
-                Act::Enqueue(n) => {
-                    waiting += 1;
-                    hosts.enqueue(now, &git, &id(&n.to_string())).unwrap()
-                }
-                Act::Release(n) if !held.is_empty() => {
-                    let permit = held.swap_remove(n % held.len());
-                    hosts.release(now, permit)
-                }
-                Act::Release(_) => Vec::new(),
-                Act::Pass(millis) => {
-                    now = now + Duration::from_millis(millis);
-                    hosts.due(now)
-                }
-                Act::Pause(millis) => {
-                    paused = paused.max(now + Duration::from_millis(millis));
-                    hosts.limited(now, &git, now, paused);
-                    Vec::new()
-                }
-            };
-            prop_assert!(new.is_empty() || now >= paused, "asked during a pause");
-            waiting -= new.len();
-            begun.extend(new.iter().map(|_| now));
-            held.extend(new);
-            prop_assert!(held.len() <= at_once);
-            let in_window = begun.iter().filter(|at| **at + MINUTE > now).count();
-            prop_assert!(in_window <= starts);
-        }
-        // All that still wait start once the rate limit allows it and permits are free.
-        for _ in 0..500 {
-            let mut new: Vec<Permit> = Vec::new();
-            for permit in held.drain(..) {
-                new.extend(hosts.release(now, permit));
-            }
-            now = hosts.next_deadline().map_or(now, |at| at.max(now));
-            new.extend(hosts.due(now));
-            waiting -= new.len();
-            held = new;
-        }
-        prop_assert_eq!(waiting, 0);
-    }
-}
-
 const GIT: &str = "git.example.com";
 
 /// One host with these limits.
@@ -436,72 +356,6 @@ impl OneHost {
             .map(|(_, figures)| figures)
             .unwrap_or_default()
     }
-}
-
-#[test]
-fn limits_starts_while_permits_are_free() {
-    let mut one = OneHost::new(limits(5, 1));
-    let permit = one.admit(Mono::ZERO, "a").unwrap();
-    assert!(one.release(Mono::ZERO, permit).is_empty());
-    assert!(one.admit(Mono::from_secs(59), "a").is_none());
-    assert!(one.admit(Mono::from_secs(60), "a").is_some());
-}
-
-#[test]
-fn a_release_starts_the_next_repository() {
-    let mut one = OneHost::new(limits(1, 100));
-    let permit = one.admit(Mono::ZERO, "a").unwrap();
-    one.enqueue(Mono::ZERO, "b");
-    assert_eq!(one.release(Mono::ZERO, permit), ["b"]);
-}
-
-#[test]
-fn a_new_repository_does_not_overtake_the_queue() {
-    let mut one = OneHost::new(limits(2, 1));
-    let _first = one.admit(Mono::ZERO, "a").unwrap();
-    one.enqueue(Mono::ZERO, "b");
-    // The rate limit allows a start again, and "b" was first.
-    assert!(one.admit(Mono::from_secs(60), "c").is_none());
-    assert_eq!(one.due(Mono::from_secs(60)), ["b"]);
-}
-
-#[test]
-fn the_deadline_is_set_only_if_time_can_free_a_permit() {
-    let mut one = OneHost::new(limits(1, 1));
-    assert_eq!(one.hosts.next_deadline(), None);
-    let permit = one.admit(Mono::from_secs(5), "a").unwrap();
-    one.enqueue(Mono::from_secs(5), "b");
-    assert_eq!(one.hosts.next_deadline(), None, "only a release can help");
-    assert!(one.release(Mono::from_secs(6), permit).is_empty());
-    let reopens = Mono::from_secs(66);
-    assert_eq!(
-        one.hosts.next_deadline(),
-        Some(reopens),
-        "the host may have seen it at its end"
-    );
-    assert_eq!(one.due(reopens), ["b"]);
-}
-
-#[test]
-fn nothing_starts_before_the_pause_ends() {
-    let mut one = OneHost::new(limits(5, 30));
-    one.pause_until(Mono::from_secs(60));
-    one.enqueue(Mono::ZERO, "a");
-    assert_eq!(one.hosts.next_deadline(), Some(Mono::from_secs(60)));
-    assert!(one.due(Mono::from_secs(59)).is_empty());
-    assert_eq!(one.due(Mono::from_secs(60)), ["a"]);
-}
-
-#[test]
-fn a_withdrawn_repository_is_skipped() {
-    let mut one = OneHost::new(limits(1, 100));
-    let running = one.admit(Mono::ZERO, "x").unwrap();
-    for name in ["a", "b"] {
-        one.enqueue(Mono::ZERO, name);
-    }
-    one.hosts.withdraw(&host(GIT), &id("a"));
-    assert_eq!(one.figures().waiting, 1);
-    assert_eq!(one.release(Mono::ZERO, running), ["b"]);
 }
 
 #[test]
@@ -800,28 +654,6 @@ fn a_changed_limit_counts_earlier_starts() {
 }
 
 #[test]
-fn the_next_start_waits_until_the_oldest_no_longer_counts() {
-    let mut window = RateWindow::new(MINUTE);
-    for second in 0..30 {
-        assert!(window.admit(Mono::from_secs(second), most(30)));
-    }
-    assert!(!window.admit(Mono::from_secs(31), most(30)));
-    assert_eq!(window.reopens_at(most(30)), Mono::from_secs(60));
-    assert!(window.admit(Mono::from_secs(60), most(30)));
-    assert_eq!(window.reopens_at(most(30)), Mono::from_secs(61));
-}
-
-#[test]
-fn refused_starts_do_not_count() {
-    let mut window = RateWindow::new(Duration::from_secs(10));
-    assert!(window.admit(Mono::ZERO, most(1)));
-    for second in 1..10 {
-        assert!(!window.admit(Mono::from_secs(second), most(1)));
-    }
-    assert!(window.admit(Mono::from_secs(10), most(1)));
-}
-
-#[test]
 fn memory_is_bounded_by_the_limit() {
     let mut window = RateWindow::new(Duration::from_secs(1));
     for second in 0..1_000 {
@@ -856,80 +688,5 @@ proptest! {
         if !length.is_zero() {
             prop_assert!(max_starts_per(&starts, length) <= max);
         }
-    }
-
-    #[test]
-    fn nothing_starts_during_a_pause(pauses in vec((0..50_u64, 0..50_u64), 1..20)) {
-        let mut one = OneHost::new(limits(1_000, 1_000));
-        let (mut now, mut resume) = (Mono::ZERO, Mono::ZERO);
-        for (step, pause) in pauses {
-            now = now + Duration::from_secs(step);
-            prop_assert_eq!(one.admit(now, "a").is_some(), now >= resume);
-            // The later of two pauses counts.
-            one.hosts.limited(now, &host(GIT), now, now + Duration::from_secs(pause));
-            resume = resume.max(now + Duration::from_secs(pause));
-        }
-    }
-}
-
-fn ready(name: &str, n: usize) -> Permit {
-    let mut hosts = Hosts::new(&HuntConfig::default());
-    let permit = hosts.admit(Mono::ZERO, &host(&format!("h{n}.example.com")), &id(name));
-    permit.expect("no request was sent yet")
-}
-
-fn visits(names: &[&str]) -> ReadyVisits {
-    let mut visits = ReadyVisits::default();
-    for (n, name) in names.iter().enumerate() {
-        visits.push(ready(name, n), false);
-    }
-    visits
-}
-
-fn order(mut visits: ReadyVisits) -> Vec<String> {
-    std::iter::from_fn(|| visits.pop())
-        .map(|permit| permit.repo.identifier.to_string())
-        .collect()
-}
-
-#[test]
-fn repositories_take_turns_independent_of_their_number_of_requests() {
-    assert_eq!(
-        order(visits(&["a", "a", "a", "b", "c"])),
-        ["a", "b", "c", "a", "a"]
-    );
-}
-
-#[test]
-fn a_visit_that_has_begun_continues_before_others_begin() {
-    let mut visits = visits(&["a", "b", "b"]);
-    visits.push(ready("b", 7), true);
-    assert_eq!(visits.pop().unwrap().host, host("h7.example.com"));
-    assert_eq!(order(visits), ["a", "b", "b"]);
-}
-
-#[test]
-fn a_withdrawn_request_frees_its_permits_and_is_not_started() {
-    let mut visits = visits(&["a", "b", "a"]);
-    assert_eq!(visits.withdraw(&id("a")).len(), 2);
-    assert_eq!(order(visits), ["b"]);
-}
-
-proptest! {
-    #[test]
-    fn every_visit_starts_in_the_end(acts in vec((0..4u8, any::<bool>()), 0..80)) {
-        let mut visits = ReadyVisits::default();
-        let (mut pushed, mut popped) = (0_usize, 0_usize);
-        for (n, (name, is_push)) in acts.into_iter().enumerate() {
-            if is_push {
-                visits.push(ready(&name.to_string(), n), false);
-                pushed += 1;
-            } else {
-                popped += usize::from(visits.pop().is_some());
-            }
-        }
-        popped += std::iter::from_fn(|| visits.pop()).count();
-        prop_assert_eq!(popped, pushed);
-        prop_assert_eq!(visits.len(), 0);
     }
 }
