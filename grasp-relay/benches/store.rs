@@ -1,9 +1,11 @@
 //! The speed of event stores on a real disk: `cargo bench -p grasp-relay --bench store`.
 //!
-//! An argument sets the number of events (default 100,000, at least 6,000 so that every repository has some). With the
-//! feature `postgres` our other store, with the features `nostr-sqlite` and `nostr-lmdb` those databases run the same
+//! An argument sets the number of events (default 100,000, at least 6,000 so that every repository has some). The
+//! databases of the crates `nostr-sqlite` and `nostr-lmdb`, and with the feature `postgres` our other store, run the same
 //! workload beside ours. Where the disk decides they alternate in rounds of half a second, so that a disk that is slow
 //! for a while is slow for all of them.
+// A scenario, or a table of cases, reads from top to bottom.
+#![allow(clippy::too_many_lines)]
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "store/databases.rs"]

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A consumer that falls behind loses nothing that is read from the store: events beyond its queue are read from there
-//! again. Of the events that it only subscribes to it gets deletion requests that way, which name what was removed.
+//! again. Removals have a queue of their own, so that it misses none of them either.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use grasp_core::kinds;
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
 use tokio::sync::mpsc;
@@ -24,7 +23,7 @@ use crate::clock::Clock;
 use crate::nostr::Hub;
 use crate::nostr::delivery::{IdPrefix, RecentHistory, id_prefix};
 use crate::nostr::hub::{Capacity, HubMessage, Listener};
-use crate::store::{EventStore, Inventory, StoreError};
+use crate::store::{EventChunks, EventStore, Inventory, StoreError};
 
 /// The queue of one consumer; events beyond it are read from the store again.
 const QUEUE_CAPACITY: Capacity = Capacity {
@@ -43,6 +42,8 @@ const SPARE_IDS: usize = 10_000;
 pub enum Accepted {
     /// An event that is served.
     Event(Arc<Event>),
+    /// These events were deleted, vanished or expired. Expired events are removed with the next write, or after a minute.
+    Removed(Arc<[EventId]>),
     /// Everything that was stored at the start of the feed has been sent. Sent once.
     CaughtUp,
 }
@@ -91,32 +92,37 @@ impl Feed {
     /// everything accepted later. Ends only when the store closes.
     pub fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
         let filter = Filter::new().kinds(kinds.iter().copied());
-        self.read(filter.clone(), filter.clone(), filter)
+        let listener = self.hub.listen(self.queue);
+        self.read(listener, filter.clone(), filter)
     }
 
-    /// Streams stored events of these kinds, then accepted events of all kinds.
+    /// Streams stored events of these kinds, then accepted events of all kinds and [removed](Accepted::Removed) ones.
     ///
-    /// A consumer that falls behind may miss events that are neither of these kinds nor requests to delete or to
-    /// vanish, and may receive older requests.
+    /// A consumer that falls behind may miss events of other kinds, but no removals.
     pub fn accepted_then_all(&self, kinds: &[Kind]) -> BoxStream<'static, Accepted> {
         let stored = Filter::new().kinds(kinds.iter().copied());
-        let again = stored.clone().kinds([kinds::DELETION, kinds::VANISH]);
-        self.read(stored, again, Filter::new())
+        let listener = self.hub.listen(self.queue).with_removals();
+        self.read(listener, stored, Filter::new())
     }
 
-    fn read(&self, stored: Filter, again: Filter, live: Filter) -> BoxStream<'static, Accepted> {
+    fn read(
+        &self,
+        listener: Listener,
+        stored: Filter,
+        live: Filter,
+    ) -> BoxStream<'static, Accepted> {
         let (output, accepted) = mpsc::channel(1);
         let reader = Reader {
-            listener: self.hub.listen(self.queue),
+            listener,
             feed: self.clone(),
-            again,
+            stored,
             live,
             given: HashSet::new(),
             spare: SPARE_IDS,
             history: RecentHistory::default(),
             output,
         };
-        tokio::spawn(reader.run(stored));
+        tokio::spawn(reader.run());
         stream::unfold(accepted, |mut accepted| async {
             let next = accepted.recv().await?;
             Some((next, accepted))
@@ -129,8 +135,8 @@ impl Feed {
 struct Reader {
     feed: Feed,
     listener: Listener,
-    /// Read from the store after the queue overflowed; includes what is read at first.
-    again: Filter,
+    /// Read from the store, again after the queue overflowed.
+    stored: Filter,
     /// Subscribed to; includes what is read.
     live: Filter,
     /// The events sent so far, so that reading again sends only what was missed.
@@ -143,27 +149,23 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(mut self, stored: Filter) -> Option<Infallible> {
+    async fn run(mut self) -> Option<Infallible> {
         let _counted = self.feed.hub.feed();
-        self.subscribe_and_read(stored).await?;
+        self.subscribe_and_read().await?;
         self.send(Accepted::CaughtUp).await?;
         loop {
             self.follow().await?;
-            self.subscribe_and_read(self.again.clone()).await?;
+            self.subscribe_and_read().await?;
         }
     }
 
     /// Subscribes first and reads then, so that there is no gap. Tries again if the store fails.
-    async fn subscribe_and_read(&mut self, wanted: Filter) -> Option<()> {
+    async fn subscribe_and_read(&mut self) -> Option<()> {
         self.listener
             .subscribe(SUBSCRIPTION, vec![self.live.clone()].into())
             .await;
         self.history = RecentHistory::default();
-        let query = |feed: &Feed| {
-            feed.store
-                .query(vec![wanted.clone()], feed.clock.now().unix)
-        };
-        let mut pages = query(&self.feed);
+        let mut pages = self.query();
         while let Some(page) = pages.next().await {
             match page {
                 Ok(page) => {
@@ -175,12 +177,17 @@ impl Reader {
                 Err(error) => {
                     tracing::error!(%error, "the feed could not read the event store; trying again");
                     tokio::time::sleep(RETRY_DELAY).await;
-                    pages = query(&self.feed);
+                    pages = self.query();
                 }
             }
         }
         self.history.end(self.feed.clock.now().mono);
         Some(())
+    }
+
+    fn query(&self) -> EventChunks {
+        let now = self.feed.clock.now().unix;
+        self.feed.store.query(vec![self.stored.clone()], now)
     }
 
     /// Sends live events until the queue overflows.
@@ -196,15 +203,23 @@ impl Reader {
                     continue;
                 }
             };
-            let HubMessage::Event { published, .. } = message else {
-                return Some(());
+            let published = match message {
+                HubMessage::Event { published, .. } => published,
+                HubMessage::Removed(events) => {
+                    for id in &*events {
+                        self.given.remove(&id_prefix(id));
+                    }
+                    self.send(Accepted::Removed(events)).await?;
+                    continue;
+                }
+                HubMessage::Subscribed { .. } | HubMessage::Overflow { .. } => return Some(()),
             };
             let event = &published.event;
             if self.history.take(self.feed.clock.now().mono, &event.id) {
                 continue;
             }
             if self
-                .again
+                .stored
                 .kinds
                 .as_ref()
                 .is_some_and(|kinds| kinds.contains(&event.kind))
@@ -243,7 +258,7 @@ impl Reader {
         let inventory = self
             .feed
             .store
-            .inventory(self.again.clone(), now, usize::MAX)
+            .inventory(self.stored.clone(), now, usize::MAX)
             .await;
         if let Ok(Inventory::Complete(items)) = inventory {
             let stored: HashSet<_> = items.iter().map(|(_, id)| id_prefix(id)).collect();

@@ -24,14 +24,13 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
+use grasp_core::RepoId;
 use grasp_core::admission::Policy;
-use grasp_core::nip34::Announcement;
 use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::{Endpoint, GitPath};
-use grasp_core::{Namespace, RepoId, kinds};
 use grasp_purgatory::driver::{PurgatoryDriver, lacks_objects};
-use grasp_purgatory::git::{GitError, Protocol, Refs, RepoStore, Service};
+use grasp_purgatory::git::{GitError, Protocol, RepoStore, Service};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tokio::io::AsyncWriteExt;
@@ -42,7 +41,7 @@ use self::push::CommandMemory;
 use crate::clock::Clock;
 use crate::role::RoleWatch;
 use crate::store::{self, EventStore};
-use crate::web::{self, RepositoryPage};
+use crate::web::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest, Pages};
 
 /// Limits of requests of git clients.
 #[derive(Clone, Debug)]
@@ -98,6 +97,7 @@ struct GitHttp {
     host: GitHost,
     roles: RoleWatch,
     limits: GitLimits,
+    pages: Pages,
     buffers: ResponseBuffers,
     command_memory: CommandMemory,
 }
@@ -143,48 +143,21 @@ impl GitHttp {
         }))
     }
 
-    /// Answers 404: with a page, or with plain text, which git shows to its user.
-    fn not_found(&self, is_git: bool) -> Response {
-        if is_git {
+    /// Answers where no repository is: with a page, or with plain text, which git shows to its user.
+    async fn not_found(&self, path: &str) -> Response {
+        if path.ends_with("/info/refs") {
             return (StatusCode::NOT_FOUND, NO_CACHE, NOT_ANNOUNCED).into_response();
         }
-        let page = web::not_found(&self.host.policy.service);
-        (StatusCode::NOT_FOUND, Html(page)).into_response()
+        self.pages.not_found(path).await
     }
 
-    /// Renders the page of a repository.
-    async fn page(&self, request: &RepoRequest) -> Result<Response, HttpError> {
-        let RepoRequest {
-            repos,
-            repo,
-            claimant,
-            ..
-        } = request;
-        let refs = repos.view_for(repo, *claimant).await?.refs;
-        let head = Some(refs.head.clone()).filter(|head| refs.refs.contains_key(head));
-        let RefCount { branches, tags } = repos
-            .git()
-            .work(*claimant, move || RefCount::of(&refs))
-            .await?;
-        let repo = &request.address;
-        let served = Filter::new()
-            .kind(kinds::ANNOUNCEMENT)
-            .author(repo.owner)
-            .identifier(repo.identifier.as_str())
-            .limit(1);
-        let served = self.events(served).await?;
-        let announcement = served
-            .first()
-            .and_then(|event| Announcement::parse(event).ok());
-        let page = RepositoryPage {
-            repo,
-            announcement: announcement.as_ref(),
-            head: head.as_ref(),
-            branches,
-            tags,
-        };
-        let service = &self.host.policy.service;
-        Ok(Html(web::repository(service, &page, self.limits.secure)).into_response())
+    /// Answers the button below a page that has to be confirmed.
+    async fn confirm(&self, parts: &Parts, body: Body) -> Response {
+        let claimant = Claimant::maybe_at(parts.extensions.get().copied());
+        match axum::body::to_bytes(body, MAX_FORM_BYTES).await {
+            Ok(form) => self.pages.confirm(&claimant, &form),
+            Err(_) => (StatusCode::PAYLOAD_TOO_LARGE, "the form is too long\n").into_response(),
+        }
     }
 
     /// Reads stored events.
@@ -199,36 +172,16 @@ impl GitHttp {
     }
 }
 
-/// The numbers of refs that the page of a repository shows.
-#[derive(Clone, Copy, Debug, Default)]
-struct RefCount {
-    branches: usize,
-    tags: usize,
-}
-
-impl RefCount {
-    fn of(refs: &Refs) -> Self {
-        let mut count = Self::default();
-        for name in refs.refs.keys() {
-            match name.namespace() {
-                Namespace::Branch(_) => count.branches += 1,
-                Namespace::Tag(_) => count.tags += 1,
-                _ => {}
-            }
-        }
-        count
-    }
-}
-
 /// Returns the routes of all repositories, to be merged below the mount. A path that names no repository is not found.
 ///
 /// Pushes are served while this process is the writer.
-pub fn routes(host: GitHost, roles: RoleWatch, limits: GitLimits) -> Router {
+pub fn routes(host: GitHost, roles: RoleWatch, limits: GitLimits, pages: Pages) -> Router {
     let (buffers, command_memory) = (ResponseBuffers::default(), CommandMemory::default());
     let git = GitHttp {
         host,
         roles,
         limits,
+        pages,
         buffers,
         command_memory,
     };
@@ -237,36 +190,55 @@ pub fn routes(host: GitHost, roles: RoleWatch, limits: GitLimits) -> Router {
 
 async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let is_git = parts.uri.path().ends_with("/info/refs");
+    let path = parts.uri.path().to_owned();
+    let path = path.as_str();
+    if path == CONFIRM_PATH && parts.method == Method::POST {
+        return git.confirm(&parts, body).await;
+    }
     let Some((repo, endpoint, action)) = route(&parts.method, &parts.uri) else {
-        return git.not_found(is_git);
+        return git.not_found(path).await;
     };
     let network = parts.extensions.get().copied();
     let request = match git.find(repo, endpoint, network).await {
         Ok(Some(request)) => request,
-        Ok(None) => return git.not_found(is_git),
+        Ok(None) => return git.not_found(path).await,
         Err(error) => return git_failed(&error),
     };
     let answered = match action {
-        Action::Page if request.endpoint == Endpoint::PullRequests => Ok(git.not_found(false)),
-        Action::Page => git.page(&request).await,
+        Action::Page if request.endpoint == Endpoint::PullRequests => Ok(git.not_found("").await),
+        Action::Page => Ok(git.pages.serve(page_request(request, parts)).await),
         Action::Advertise(service) => git.advertise(&request, service, &parts).await,
         Action::Upload => git.upload(&request, &parts.headers, body).await,
         Action::Receive => git.receive(request, &parts.headers, body).await,
         Action::Dumb => Ok((StatusCode::FORBIDDEN, NO_CACHE, DUMB_PROTOCOL).into_response()),
         Action::WrongMethod { allow } => Ok(method_not_allowed(allow)),
-        Action::NotFound => Ok(git.not_found(false)),
+        Action::NotFound => return git.not_found(path).await,
     };
-    answered.unwrap_or_else(|error| match error {
-        HttpError::Git(GitError::NoView) => git.not_found(is_git),
-        error => error.into_response(),
-    })
+    match answered {
+        Ok(response) => response,
+        Err(HttpError::Git(GitError::NoView)) => git.not_found(path).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Returns the request for a page of a repository.
+fn page_request(request: RepoRequest, parts: Parts) -> PageRequest {
+    let rest = GitPath::parse(parts.uri.path()).map(|path| path.rest);
+    PageRequest {
+        repos: request.repos,
+        address: request.address,
+        repo: request.repo,
+        claimant: request.claimant,
+        path: rest.unwrap_or_default(),
+        query: parts.uri.query().unwrap_or_default().to_owned(),
+        headers: parts.headers,
+    }
 }
 
 /// The part of a repository that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    /// Show the page.
+    /// Show a page: that of the repository, or one of its content.
     Page,
     /// Advertise refs and capabilities of a service.
     Advertise(Service),
@@ -311,6 +283,7 @@ fn action(method: &Method, rest: &str, query: &str) -> Action {
         "git-upload-pack" | "git-receive-pack" => Action::WrongMethod { allow: "POST" },
         "HEAD" => Action::Dumb,
         _ if rest.starts_with("objects/") => Action::Dumb,
+        _ if reads => Action::Page,
         _ => Action::NotFound,
     }
 }
@@ -471,7 +444,9 @@ impl GitHttp {
         let input = process.take_stdin();
         let (purgatory, endpoint, repo) = (self.roles.purgatory(), *endpoint, repo.clone());
         let (damaged, checker) = (repo.clone(), purgatory.clone());
+        let served_by = repos.clone();
         let suspect = move |words: &str| {
+            served_by.note_serving(&repo, words);
             if let Some(purgatory) = &checker {
                 purgatory.suspect(endpoint, &repo, words);
             }
@@ -605,7 +580,8 @@ mod tests {
                 "",
                 Action::WrongMethod { allow: "GET, HEAD" },
             ),
-            (Method::GET, "config", "", Action::NotFound),
+            (Method::GET, "tree/main/src", "", Action::Page),
+            (Method::POST, "tree/main/src", "", Action::NotFound),
         ];
         for (method, rest, query, expected) in cases {
             assert_eq!(

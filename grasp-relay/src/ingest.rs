@@ -138,12 +138,42 @@ impl Ingest for Pipeline {
     }
 }
 
-/// An event of a batch that has no final verdict yet.
-#[derive(Clone)]
+/// An event of a batch, with what is known about it.
 struct Pending {
-    /// Index of its verdict.
+    /// Index of its outcome.
     position: usize,
     event: Verified<Arc<Event>>,
+    /// The lookups that it is judged by.
+    needs: Needs,
+    /// Their results in this round.
+    facts: Facts,
+    /// The verdict of this round; until it is judged, that the server failed.
+    verdict: Verdict,
+}
+
+impl Pending {
+    fn new(position: usize, event: Verified<Arc<Event>>) -> Self {
+        Self {
+            position,
+            needs: Needs::of(&event),
+            event,
+            facts: Facts::default(),
+            verdict: Rejection::Internal.into(),
+        }
+    }
+
+    /// Returns whether ingest stores and publishes the event.
+    fn is_stored(&self) -> bool {
+        matches!(
+            self.verdict,
+            Verdict::Store { .. } | Verdict::Delist { keep: true }
+        )
+    }
+
+    /// Returns whether the event takes its repository out of service.
+    fn is_delisting(&self) -> bool {
+        matches!(self.verdict, Verdict::Delist { .. })
+    }
 }
 
 /// Splits off the events that can be judged together: at most one announcement or state per identifier, since each may
@@ -152,8 +182,8 @@ fn next_round(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
     let mut names: BTreeSet<Identifier> = BTreeSet::new();
     pending
         .into_iter()
-        .partition(|pending| match Needs::of(&pending.event).repo {
-            Some(repo) => names.insert(repo.identifier),
+        .partition(|pending| match &pending.needs.repo {
+            Some(repo) => names.insert(repo.identifier.clone()),
             None => true,
         })
 }
@@ -162,142 +192,132 @@ impl Pipeline {
     /// Judges and stores events in rounds. Returns one outcome per event, in order.
     async fn judge_all(&self, events: Vec<Verified<Arc<Event>>>, origin: &Origin) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::from(Rejection::Internal); events.len()];
-        let mut pending: Vec<Pending> = events
-            .into_iter()
-            .enumerate()
-            .map(|(position, event)| Pending { position, event })
-            .collect();
+        let mut pending = Vec::with_capacity(events.len());
+        for (position, event) in events.into_iter().enumerate() {
+            pending.push(Pending::new(position, event));
+        }
         while !pending.is_empty() {
             let (round, mut later) = next_round(pending);
-            let judged = self.judge_and_store(&round, origin).await;
-            let progress = judged.contains(&Outcome::Stored);
-            for (pending, outcome) in round.into_iter().zip(judged) {
+            let mut progress = false;
+            let mut refused = Vec::new();
+            for mut judged in self.judge_and_store(round, origin).await {
+                let verdict = std::mem::replace(&mut judged.verdict, Rejection::Internal.into());
+                let outcome = verdict.outcome();
+                progress |= outcome == Outcome::Stored;
                 let is_reversible = matches!(
                     &outcome, Outcome::Refused { reason, .. } if reason.is_reversible()
                 );
-                if let Some(place) = outcomes.get_mut(pending.position) {
+                if let Some(place) = outcomes.get_mut(judged.position) {
                     *place = outcome;
                 }
-                if progress && is_reversible {
-                    later.push(pending);
+                if is_reversible {
+                    refused.push(judged);
                 }
+            }
+            if progress {
+                later.append(&mut refused);
             }
             pending = later;
         }
         outcomes
     }
 
-    /// Judges a round and stores or holds its events. Returns one outcome per event, in order.
-    async fn judge_and_store(&self, round: &[Pending], origin: &Origin) -> Vec<Outcome> {
+    /// Judges a round and stores or holds its events. Returns them with their verdicts.
+    async fn judge_and_store(&self, round: Vec<Pending>, origin: &Origin) -> Vec<Pending> {
         // Every round looks everything up again, so every round is paid for.
         let mut paid = Vec::with_capacity(round.len());
-        for pending in round {
-            paid.push(self.pay_lookups(&pending.event, origin).await);
-        }
-        let round: Vec<Pending> = round
-            .iter()
-            .zip(&paid)
-            .filter(|(_, paid)| **paid)
-            .map(|(event, _)| event.clone())
-            .collect();
-        let mut judged = match self.try_round(&round, origin).await {
-            Ok(outcomes) => outcomes.into_iter(),
-            Err(error) => {
-                tracing::error!(%error, cause = ?error.source(), "events could not be judged or stored");
-                Vec::new().into_iter()
+        let mut unpaid = Vec::new();
+        for mut pending in round {
+            if self.pay_lookups(&pending, origin).await {
+                paid.push(pending);
+            } else {
+                pending.verdict = Rejection::Busy.into();
+                unpaid.push(pending);
             }
-        };
-        let outcome = |paid: bool| match paid {
-            true => judged.next().unwrap_or(Rejection::Internal.into()),
-            false => Rejection::Busy.into(),
-        };
-        paid.into_iter().map(outcome).collect()
+        }
+        if let Err(error) = self.try_round(&mut paid, origin).await {
+            tracing::error!(%error, cause = ?error.source(), "events could not be judged or stored");
+            for pending in &mut paid {
+                pending.verdict = Rejection::Internal.into();
+            }
+        }
+        paid.append(&mut unpaid);
+        paid
     }
 
-    async fn try_round(
-        &self,
-        round: &[Pending],
-        origin: &Origin,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    async fn try_round(&self, round: &mut [Pending], origin: &Origin) -> Result<(), StoreError> {
         let now = self.clock.now().unix;
         let has_authority = round
             .iter()
             .all(|one| self.is_known_authority(&one.event.pubkey));
         let Ok(slot) = self.budgets.round_slot(origin, has_authority).await else {
-            return Ok(vec![Rejection::Busy.into(); round.len()]);
+            for pending in round {
+                pending.verdict = Rejection::Busy.into();
+            }
+            return Ok(());
         };
-        let facts = facts(&*self.store, &*self.git, round, now).await?;
+        look_up(&*self.store, &*self.git, round, now).await?;
         drop(slot);
-        let mut judged = Vec::with_capacity(round.len());
-        for (pending, facts) in round.iter().zip(&facts) {
-            let verdict = judge(&self.policy, now, origin, pending.event.as_ref(), facts);
-            judged.push((
-                pending,
-                self.check_limits(&pending.event, facts, origin, verdict)
-                    .await?,
-            ));
+        for pending in &mut *round {
+            let event = pending.event.as_ref();
+            pending.verdict = judge(&self.policy, now, origin, event, &pending.facts);
+            self.check_limits(pending, origin).await?;
         }
         // No event of a round changes the facts of another, so they may be held concurrently.
-        let kept = judged.into_iter().map(|(pending, verdict)| async move {
-            match verdict {
-                Verdict::Hold(hold) => self.hold(pending, hold, origin, now).await,
-                other => Ok(other),
-            }
-        });
-        let kept: Vec<_> = kept.collect();
-        let kept = stream::iter(kept).buffered(MAX_CONCURRENT_HOLDS);
-        let mut verdicts: Vec<Verdict> = kept.try_collect().await?;
-        let affected = self.save(round, &mut verdicts, now).await?;
-        self.take_out_of_service(round, &verdicts, now).await?;
-        self.publish(round, &verdicts).await;
+        let mut holds = Vec::new();
+        for pending in &mut *round {
+            holds.push(self.hold(pending, origin, now));
+        }
+        let holds = stream::iter(holds).buffer_unordered(MAX_CONCURRENT_HOLDS);
+        holds.try_collect::<()>().await?;
+        let SaveReport {
+            affected, removed, ..
+        } = self.save(round, now).await?;
+        self.take_out_of_service(round, now).await?;
+        self.publish(round).await;
+        self.hub.publish_removed(removed).await;
         self.git.affected(affected).await;
-        let outcomes: Vec<_> = verdicts.into_iter().map(Verdict::outcome).collect();
-        self.note_authorities(round, &outcomes).await;
-        Ok(outcomes)
+        self.note_authorities(round).await;
+        Ok(())
     }
 
-    /// Holds an event until its git data is here, unless the store would refuse it.
+    /// Holds an event that is to wait for its git data, unless the store would refuse it.
     async fn hold(
         &self,
-        pending: &Pending,
-        hold: Hold,
+        pending: &mut Pending,
         origin: &Origin,
         now: Timestamp,
-    ) -> Result<Verdict, StoreError> {
+    ) -> Result<(), StoreError> {
+        let Verdict::Hold(hold) = &pending.verdict else {
+            return Ok(());
+        };
         let event = Arc::clone(&pending.event);
-        if let Some(refusal) = self.store.refusal(Arc::clone(&event), now).await? {
-            return Ok(refusal.into());
-        }
-        self.git.hold(event, hold, origin.clone()).await
+        pending.verdict = match self.store.refusal(Arc::clone(&event), now).await? {
+            Some(refusal) => refusal.into(),
+            None => self.git.hold(event, hold.clone(), origin.clone()).await?,
+        };
+        Ok(())
     }
 
-    /// Stores the accepted events in one transaction, and corrects verdicts by what the store answers. Returns the
-    /// repositories of which that took events out of service.
-    async fn save(
-        &self,
-        round: &[Pending],
-        verdicts: &mut [Verdict],
-        now: Timestamp,
-    ) -> Result<BTreeSet<RepoId>, StoreError> {
-        let mut chosen: Vec<(&Pending, &mut Verdict)> = round
-            .iter()
-            .zip(verdicts)
-            .filter(|(_, verdict)| is_stored(verdict))
-            .collect();
-        if chosen.is_empty() {
-            return Ok(BTreeSet::new());
-        }
-        let events = chosen
-            .iter()
-            .map(|(pending, _)| Arc::clone(&pending.event))
-            .collect();
-        let SaveReport { saved, affected } = self.store.save_events(events, now).await?;
-        for ((_, verdict), saved) in chosen.iter_mut().zip(saved) {
-            if saved != Outcome::Stored {
-                **verdict = Verdict::Done(saved);
+    /// Stores the accepted events in one transaction, and corrects verdicts by what the store answers.
+    async fn save(&self, round: &mut [Pending], now: Timestamp) -> Result<SaveReport, StoreError> {
+        let mut chosen = Vec::new();
+        for pending in round {
+            if pending.is_stored() {
+                chosen.push(pending);
             }
         }
-        Ok(affected)
+        if chosen.is_empty() {
+            return Ok(SaveReport::default());
+        }
+        let events = chosen.iter().map(|pending| Arc::clone(&pending.event));
+        let report = self.store.save_events(events.collect(), now).await?;
+        for (pending, saved) in chosen.into_iter().zip(&report.saved) {
+            if *saved != Outcome::Stored {
+                pending.verdict = Verdict::Done(saved.clone());
+            }
+        }
+        Ok(report)
     }
 
     /// Takes repositories out of service whose owner no longer lists this server. An older announcement that is sent
@@ -305,22 +325,17 @@ impl Pipeline {
     async fn take_out_of_service(
         &self,
         round: &[Pending],
-        verdicts: &[Verdict],
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let delisting = |verdict: &Verdict| matches!(verdict, Verdict::Delist { .. });
-        for (pending, verdict) in round.iter().zip(verdicts) {
-            if let Some(at) = coordinate(&pending.event).filter(|_| delisting(verdict)) {
-                self.store
-                    .delist(at, Version::of(&pending.event), now)
-                    .await?;
+        for pending in round.iter().filter(|pending| pending.is_delisting()) {
+            if let Some(at) = coordinate(&pending.event) {
+                let version = Version::of(&pending.event);
+                self.store.delist(at, version, now).await?;
             }
         }
         // Reported once all are delisted, since the backend reads the store at once.
-        for (pending, verdict) in round.iter().zip(verdicts) {
-            if delisting(verdict) {
-                self.delist(&pending.event).await;
-            }
+        for pending in round.iter().filter(|pending| pending.is_delisting()) {
+            self.delist(&pending.event).await;
         }
         Ok(())
     }
@@ -334,25 +349,17 @@ impl Pipeline {
     }
 
     /// Publishes stored and ephemeral events, once everything is durable.
-    async fn publish(&self, round: &[Pending], verdicts: &[Verdict]) {
-        for (pending, verdict) in round.iter().zip(verdicts) {
+    async fn publish(&self, round: &[Pending]) {
+        for pending in round {
             let event = &pending.event;
-            if is_stored(verdict) {
+            if pending.is_stored() {
                 self.git.stored(Arc::clone(event)).await;
                 self.hub.publish_stored(Arc::clone(event)).await;
-            } else if *verdict == Verdict::Broadcast {
+            } else if pending.verdict == Verdict::Broadcast {
                 self.hub.publish_ephemeral(Arc::clone(event)).await;
             }
         }
     }
-}
-
-/// Returns whether a verdict says that ingest stores and publishes the event.
-fn is_stored(verdict: &Verdict) -> bool {
-    matches!(
-        verdict,
-        Verdict::Store { .. } | Verdict::Delist { keep: true }
-    )
 }
 
 /// Facts of admission that the git backend knows about an event.
@@ -374,8 +381,12 @@ pub struct GitFacts {
 
 /// Holds events until their git data is here.
 pub trait GitBackend: Send + Sync + 'static {
-    /// Returns the facts about an event.
-    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>>;
+    /// Returns the facts about an event, and about the repository that it announces or whose state it is.
+    fn facts(
+        &self,
+        event: Arc<Event>,
+        repo: Option<RepoId>,
+    ) -> BoxFuture<'_, Result<GitFacts, StoreError>>;
 
     /// Holds an event until its git data is here; resolves once that is durable. The outcome is [`Outcome::Held`] unless
     /// the event turned out to be superseded, over quota or released meanwhile; [`Verdict::Store`] means that it does not
@@ -418,7 +429,11 @@ pub trait GitBackend: Send + Sync + 'static {
 pub struct RelayOnly;
 
 impl GitBackend for RelayOnly {
-    fn facts(&self, _: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+    fn facts(
+        &self,
+        _: Arc<Event>,
+        _: Option<RepoId>,
+    ) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(std::future::ready(Ok(GitFacts::default())))
     }
 
@@ -432,54 +447,53 @@ impl GitBackend for RelayOnly {
     }
 }
 
-/// Returns the facts about each event of a round.
-async fn facts(
+/// Looks up the facts about each event of a round.
+async fn look_up(
     store: &dyn EventStore,
     git: &dyn GitBackend,
-    round: &[Pending],
+    round: &mut [Pending],
     now: Timestamp,
-) -> Result<Vec<Facts>, StoreError> {
+) -> Result<(), StoreError> {
     // Purgatory first: an event that is released meanwhile is in the store when that is read.
-    let mut held = Vec::with_capacity(round.len());
-    for pending in round {
-        held.push(git.facts(Arc::clone(&pending.event)).await?);
+    for pending in &mut *round {
+        let repo = pending.needs.repo.clone();
+        let found = git.facts(Arc::clone(&pending.event), repo).await?;
+        pending.facts = Facts {
+            known: found.is_held.then_some(Presence::Held),
+            announcements: found.announcements,
+            is_listed: found.is_listed,
+            maintained: found.maintained,
+            is_repository_quota_reached: found.is_repository_quota_reached,
+            is_over_quota: found.is_over_quota,
+            ..Facts::default()
+        };
     }
     let present = store.present(named(round), now).await?;
     let delisted = delisted(store, round).await?;
-    let queries = round
-        .iter()
-        .flat_map(|pending| queries(&pending.event, &present))
-        .collect();
-    let answers = store.exists(queries, now).await?;
-    let mut facts = Vec::with_capacity(round.len());
-    let answers = answers.chunks_exact(QUERIES_PER_EVENT);
-    for ((pending, git), answers) in round.iter().zip(held).zip(answers) {
+    let mut queries = Vec::with_capacity(round.len() * QUERIES_PER_EVENT);
+    for pending in &mut *round {
         let event = &pending.event;
-        let needs = Needs::of(event);
-        let named = retain_present(needs.references, &present);
-        facts.push(Facts {
-            known: presence(present.ids.contains(&event.id), git.is_held),
-            latest: coordinate(event)
-                .and_then(|at| present.versions.get(&at).max(delisted.get(&at)).copied()),
-            announcements: git.announcements,
-            is_listed: git.is_listed,
-            maintained: git.maintained,
-            is_related: named != References::default() || answers[0],
-            named,
-            is_author_known: answers[1],
-            is_repository_quota_reached: git.is_repository_quota_reached,
-            is_over_quota: git.is_over_quota,
-        });
+        let facts = &mut pending.facts;
+        if present.ids.contains(&event.id) {
+            facts.known = Some(Presence::Stored);
+        }
+        if let Some(at) = coordinate(event) {
+            facts.latest = present.versions.get(&at).max(delisted.get(&at)).copied();
+        }
+        facts.named = present_of(&pending.needs.references, &present);
+        facts.is_related = facts.named != References::default();
+        queries.push(naming(pending));
+        queries.push(participation(event));
     }
-    Ok(facts)
-}
-
-fn presence(is_stored: bool, is_held: bool) -> Option<Presence> {
-    match (is_stored, is_held) {
-        (true, _) => Some(Presence::Stored),
-        (false, true) => Some(Presence::Held),
-        (false, false) => None,
+    let answers = store.exists(queries, now).await?;
+    for (pending, answers) in round
+        .iter_mut()
+        .zip(answers.chunks_exact(QUERIES_PER_EVENT))
+    {
+        pending.facts.is_related |= answers[0];
+        pending.facts.is_author_known = answers[1];
     }
+    Ok(())
 }
 
 /// Returns the versions by which repositories that a round announces were delisted before.
@@ -500,18 +514,19 @@ async fn delisted(
 /// Returns the events of a round, and all that they name.
 fn named(round: &[Pending]) -> References {
     let mut named = References::default();
-    for Pending { event, .. } in round {
-        let References { ids, coordinates } = Needs::of(event).references;
-        named.ids.extend(ids.into_iter().chain([event.id]));
-        named
-            .coordinates
-            .extend(coordinates.into_iter().chain(coordinate(event)));
+    for Pending { event, needs, .. } in round {
+        let References { ids, coordinates } = &needs.references;
+        named.ids.extend(ids);
+        named.ids.insert(event.id);
+        named.coordinates.extend(coordinates.iter().cloned());
+        named.coordinates.extend(coordinate(event));
     }
     named
 }
 
-/// Retains the references to stored events.
-fn retain_present(mut named: References, present: &Present) -> References {
+/// Returns the references to stored events.
+fn present_of(named: &References, present: &Present) -> References {
+    let mut named = named.clone();
     named.ids.retain(|id| present.ids.contains(id));
     named
         .coordinates
@@ -519,28 +534,31 @@ fn retain_present(mut named: References, present: &Present) -> References {
     named
 }
 
+/// Number of queries about one event, which follow each other.
 const QUERIES_PER_EVENT: usize = 2;
 
-/// Returns two queries about an event: for stored events that name it, if it names no stored one itself; and for
-/// participation of its author. A query without filters matches nothing.
-fn queries(event: &Event, present: &Present) -> [Vec<Filter>; QUERIES_PER_EVENT] {
-    let needs = Needs::of(event);
-    let mut naming = Vec::new();
-    let names_nothing = retain_present(needs.references, present) == References::default();
-    if needs.named_by_others && names_nothing {
-        naming = naming_by_id(event);
-        naming.extend(coordinate(event).into_iter().flat_map(naming_by_coordinate));
+/// Returns the query for stored events that name an event, if it names no stored one itself. A query without filters
+/// matches nothing.
+fn naming(pending: &Pending) -> Vec<Filter> {
+    if !pending.needs.named_by_others || pending.facts.is_related {
+        return Vec::new();
     }
-    let mut author = Vec::new();
-    let is_asked = [&kinds::PROFILE_KINDS[..], &kinds::UNCONDITIONAL_KINDS].concat();
-    if is_asked.contains(&event.kind) {
-        author.push(
-            Filter::new()
-                .author(event.pubkey)
-                .kinds(kinds::PARTICIPATION_KINDS),
-        );
+    let mut naming = naming_by_id(&pending.event);
+    if let Some(at) = coordinate(&pending.event) {
+        naming.extend(naming_by_coordinate(at));
     }
-    [naming, author]
+    naming
+}
+
+/// Returns the query for events by which the author of an event takes part, if that decides about the event.
+fn participation(event: &Event) -> Vec<Filter> {
+    let is_asked = kinds::PROFILE_KINDS.contains(&event.kind)
+        || kinds::UNCONDITIONAL_KINDS.contains(&event.kind);
+    if !is_asked {
+        return Vec::new();
+    }
+    let filter = Filter::new().author(event.pubkey);
+    vec![filter.kinds(kinds::PARTICIPATION_KINDS)]
 }
 
 /// Returns filters for events that name an event by its id.

@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod feed;
 pub mod git_http;
+pub mod in_step;
 pub mod ingest;
 pub mod metrics;
 #[cfg(feature = "postgres")]
@@ -12,6 +13,8 @@ pub mod purgatory;
 pub mod role;
 pub mod server;
 pub mod store;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod web;
 
 pub use clock::Clock;

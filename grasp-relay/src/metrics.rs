@@ -309,6 +309,10 @@ pub mod table {
             "Bytes of all data on disk: events, git data and records. At most an hour old.";
         DAMAGED = Gauge "grasp_repositories_damaged" []
             "Repositories whose git objects are not all on disk any more.";
+        CERTIFICATE_DAYS = Gauge "grasp_tls_certificate_days_left" []
+            "Days for which the TLS certificate is valid, 0 without one; absent if the server does no TLS itself.";
+        COMPARED = Gauge "grasp_compared_servers" ["refs"]
+            "Announced servers of hosted repositories, by what the last comparison of refs found (equal, different, unreachable, unknown).";
         STORE_UP = Gauge "grasp_store_up" []
             "1 if the disk could be written and the event store read when they were tried last, otherwise 0.";
         HELD = Gauge "grasp_purgatory_held" ["kind"]

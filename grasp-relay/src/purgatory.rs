@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{Hold, Needs, Origin, Outcome, Policy, Rejection, Verdict};
+use grasp_core::admission::{Hold, Origin, Outcome, Policy, Rejection, Verdict};
 use grasp_core::nip34::Announcement;
 use grasp_core::{Now, RepoId, Version, kinds};
 use grasp_purgatory::database::DatabaseFuture;
@@ -103,6 +103,10 @@ impl LocalRelay for ServedEvents {
     fn publish(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {
         Box::pin(self.hub.publish_stored(event))
     }
+
+    fn removed(&self, events: BTreeSet<EventId>) -> BoxFuture<'_, ()> {
+        Box::pin(self.hub.publish_removed(events))
+    }
 }
 
 impl From<Unavailable> for StoreError {
@@ -115,7 +119,11 @@ impl From<Unavailable> for StoreError {
 }
 
 impl GitBackend for PurgatoryDriver {
-    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+    fn facts(
+        &self,
+        event: Arc<Event>,
+        repo: Option<RepoId>,
+    ) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async move {
             if !REPOSITORY_KINDS.contains(&event.kind) {
                 return Ok(GitFacts::default());
@@ -124,7 +132,7 @@ impl GitBackend for PurgatoryDriver {
                 is_repository_quota_reached: self.repository_quota_reached(&event).await?,
                 ..GitFacts::default()
             };
-            if let Some(repo) = Needs::of(&event).repo {
+            if let Some(repo) = repo {
                 facts.is_listed = self.is_listed(&repo).await.map_err(git_failure)?;
                 if event.kind == kinds::STATE {
                     facts.maintained = self.maintained_by(&repo).await.map_err(git_failure)?;
@@ -146,15 +154,14 @@ impl GitBackend for PurgatoryDriver {
         origin: Origin,
     ) -> BoxFuture<'_, Result<Verdict, StoreError>> {
         Box::pin(async move {
-            let (id, waits) = (event.id, !origin.is_sync());
+            let id = event.id;
             let is_proposal = hold == Hold::Proposal;
             Ok(match Self::hold(self, event, hold, origin).await? {
-                HoldOutcome::Held if waits => {
-                    let outcome = outcome(self, id).await?;
-                    if is_proposal && outcome == Outcome::Stored {
+                HoldOutcome::Stored => {
+                    if is_proposal {
                         self.settle_proposals(BTreeSet::from([id])).await;
                     }
-                    Verdict::Done(outcome)
+                    Verdict::Done(Outcome::Stored)
                 }
                 HoldOutcome::Held => Verdict::Done(Outcome::Held),
                 HoldOutcome::Superseded => Verdict::Done(Outcome::Superseded),
@@ -195,17 +202,4 @@ fn git_failure(error: GitError) -> StoreError {
         GitError::Database(error) => error.into(),
         error => failure(error),
     }
-}
-
-/// Returns what became of an event that was held just now.
-async fn outcome(purgatory: &PurgatoryDriver, id: EventId) -> Result<Outcome, StoreError> {
-    if purgatory.is_held_for_now(id).await? {
-        return Ok(Outcome::Held);
-    }
-    let stored = purgatory.relay().exists(vec![Filter::new().id(id)]).await?;
-    // Neither held nor stored: replaced by a newer version, or deleted by its author.
-    Ok(match stored.contains(&true) {
-        true => Outcome::Stored,
-        false => Outcome::Superseded,
-    })
 }

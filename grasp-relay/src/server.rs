@@ -3,17 +3,22 @@
 //! The relay, its NIP-11 document and its landing page share one address. Other routes come in as a router of their
 //! own ([`Parts::extra`]) and get the same CORS headers, timeouts and shutdown.
 
+#[cfg(feature = "tls")]
+mod http2;
 mod limiter;
+mod listeners;
 mod stream;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::{Extension, State, WebSocketUpgrade};
+use axum::extract::{Extension, RawQuery, State, WebSocketUpgrade};
 use axum::http::header::{
     ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_TYPE, HeaderName,
@@ -21,22 +26,28 @@ use axum::http::header::{
 };
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::middleware::Next;
-use axum::response::{Html, IntoResponse as _, Response};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use bitcoin_hashes::hmac::HmacEngine;
+use bitcoin_hashes::{Hash as _, HashEngine as _, sha256};
 use grasp_core::ServiceIdentity;
 use grasp_core::resources::{Bounds, Claimant, ClientNetwork};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use hyper::body::Incoming;
-use hyper::service::Service as _;
+use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use self::limiter::ConnectionLimiter;
 pub use self::limiter::{AddressRange, AddressRangeError};
+pub use self::listeners::Listeners;
+#[cfg(feature = "tls")]
+pub use self::listeners::TlsListeners;
+use self::listeners::{AcceptedConnection, Entrance};
 use self::stream::WriteTimeoutStream;
 pub(crate) use self::stream::{MAX_UNFINISHED_BYTES, UnfinishedMessage};
 use crate::clock::Clock;
@@ -44,7 +55,7 @@ use crate::ingest::Ingest;
 use crate::nostr::connection::{self, ConnectionContext};
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::store::EventStore;
-use crate::web::{self, Listing};
+use crate::web::{self, EncodedPage, Listing, PageSettings, RepositoryList, Search, Show};
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
@@ -91,6 +102,8 @@ pub struct Config {
     pub trusted_proxies: Vec<AddressRange>,
     /// The key by which the nodes of this server authenticate each other, if there are several.
     pub node_key: Option<NodeKey>,
+    /// Settings of pages.
+    pub pages: PageSettings,
 }
 
 /// The key by which the nodes of one server authenticate each other. It is never shown.
@@ -113,6 +126,13 @@ impl NodeKey {
         let mut value = HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""));
         value.set_sensitive(true);
         value
+    }
+
+    /// Returns a key for another purpose.
+    pub(crate) fn derive(&self, purpose: &str) -> [u8; 32] {
+        let mut engine = HmacEngine::<sha256::HashEngine>::new(&self.0);
+        engine.input(purpose.as_bytes());
+        engine.finalize().to_byte_array()
     }
 
     /// Returns whether a request carries this key. The comparison takes the same time for any other key.
@@ -163,10 +183,11 @@ impl Stage {
 /// Returns when the last connection has ended, or the grace period is over; acknowledged events and pushes are
 /// durable.
 pub async fn serve(
-    listener: TcpListener,
+    listeners: impl Into<Listeners>,
     parts: Parts,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
+    let listeners = listeners.into();
     let Limits {
         connections,
         tcp_connections,
@@ -181,22 +202,29 @@ pub async fn serve(
         slots: semaphore(tcp_connections),
         websocket_slots: semaphore(connections),
         stage: watch::Sender::new(Stage::Running),
+        landing: Mutex::default(),
     });
-    let router = routes(
-        server.clone(),
-        &parts.config.service.mount_path(),
-        parts.extra,
-    );
+    let service = &parts.config.service;
+    let routers = Routers {
+        service: routes(server.clone(), &service.mount_path(), parts.extra),
+        #[cfg(feature = "tls")]
+        redirect: listeners
+            .certificates()
+            .map(|certificates| crate::tls::redirect_routes(service, certificates))
+            .unwrap_or_default(),
+        #[cfg(feature = "tls")]
+        certificates: listeners.certificates().cloned(),
+    };
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
         tokio::select! {
             biased;
             () = &mut shutdown => break,
-            accepted = server.next_connection(&listener) => server.accept(accepted, &router, &graceful),
+            accepted = server.next_connection(&listeners) => server.accept(accepted, &routers, &graceful),
         }
     }
-    server.drain(&listener, graceful).await;
+    server.drain(&listeners, graceful).await;
     Ok(())
 }
 
@@ -207,18 +235,59 @@ struct Server {
     slots: Arc<Semaphore>,
     websocket_slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
+    landing: Mutex<Option<Landing>>,
+}
+
+/// What `/` says to browsers where there are no pages.
+const OFF: &str = "This is a GRASP server: a nostr relay and a git host. It shows no pages.\n";
+
+/// Seconds after which the ages on the landing page are written anew.
+const LANDING_AGE: u64 = 60;
+
+/// The landing page as it was made last.
+struct Landing {
+    rows: Arc<RepositoryList>,
+    now: u64,
+    page: EncodedPage,
+}
+
+impl Landing {
+    fn is_of(&self, rows: &Arc<RepositoryList>, now: u64) -> bool {
+        Arc::ptr_eq(&self.rows, rows) && now.abs_diff(self.now) < LANDING_AGE
+    }
+}
+
+/// What answers the requests of a connection, by its listener.
+struct Routers {
+    service: Router,
+    #[cfg(feature = "tls")]
+    redirect: Router,
+    #[cfg(feature = "tls")]
+    certificates: Option<crate::tls::Certificates>,
 }
 
 /// A TCP connection in its slot.
-type TcpConnection = (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>);
+struct TcpConnection {
+    accepted: AcceptedConnection,
+    slot: Option<OwnedSemaphorePermit>,
+}
+
+impl TcpConnection {
+    /// Sends an answer to a connection that is not served. A client that waits for TLS could not read it.
+    async fn reject(self, answer: &'static [u8]) {
+        if self.accepted.entrance.reads_plain_http() {
+            limiter::reject(self.accepted.stream, self.slot, answer).await;
+        }
+    }
+}
 
 impl Server {
     /// Waits for a slot, then for a connection.
-    async fn next_connection(&self, listener: &TcpListener) -> TcpConnection {
+    async fn next_connection(&self, listeners: &Listeners) -> TcpConnection {
         let slot = self.slots.clone().acquire_owned().await.ok();
         loop {
-            match listener.accept().await {
-                Ok((stream, peer)) => return (stream, peer, slot),
+            match listeners.accept().await {
+                Ok(accepted) => return TcpConnection { accepted, slot },
                 Err(error) => {
                     tracing::warn!(%error, "could not accept a connection");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
@@ -227,65 +296,60 @@ impl Server {
         }
     }
 
-    /// Serves one TCP connection in a task of its own.
-    fn accept(
-        &self,
-        (stream, address, slot): TcpConnection,
-        router: &Router,
-        graceful: &GracefulShutdown,
-    ) {
+    /// Serves one TCP connection in a task of its own. It is counted from here on, so before a TLS handshake.
+    fn accept(&self, connection: TcpConnection, routers: &Routers, graceful: &GracefulShutdown) {
+        let address = connection.accepted.address;
         let Some(place) = self.limiter.admit_peer(address.ip()) else {
-            tokio::spawn(limiter::reject(stream, slot, limiter::TOO_MANY));
+            tokio::spawn(connection.reject(limiter::TOO_MANY));
             return;
         };
+        let TcpConnection { accepted, slot } = connection;
         // Small responses must not wait for the acknowledgement of the one before.
-        let _ = stream.set_nodelay(true);
-        let (limits, message) = (&self.context.config.limits, UnfinishedMessage::default());
-        let stream = WriteTimeoutStream::new(stream, limits.write_timeout, message.clone());
-        let place = Mutex::new(Some(place));
+        let _ = accepted.stream.set_nodelay(true);
+        let limits = self.context.config.limits.clone();
+        let message = UnfinishedMessage::default();
+        let stream =
+            WriteTimeoutStream::new(accepted.stream, limits.write_timeout, message.clone());
         let peer = Arc::new(Peer {
             address,
             message,
-            place,
+            place: Mutex::new(Some(place)),
             _slot: slot,
         });
-        let (limiter, router) = (self.limiter.clone(), router.clone());
-        let node_key = self.context.config.node_key;
-        let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-            let network = if node_key.is_some_and(|key| key.is_in(request.headers())) {
-                // A node connects for many clients, whom it has counted.
-                peer.place
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
-                request.extensions_mut().insert(FromNode);
-                limiter.network_at_node(address.ip(), request.headers())
-            } else {
-                limiter.network(address.ip(), request.headers())
-            };
-            request.extensions_mut().insert(network);
-            request.extensions_mut().insert(peer.clone());
-            TowerToHyperService::new(router.clone()).call(request)
-        });
-        let connection = http(limits)
-            .serve_connection_with_upgrades(TokioIo::new(stream), service)
-            .into_owned();
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, %address, "connection ended early");
+        let service = PeerService {
+            router: routers.service.clone(),
+            peer,
+            limiter: self.limiter.clone(),
+            node_key: self.context.config.node_key,
+        };
+        let watcher = graceful.watcher();
+        match accepted.entrance {
+            Entrance::Plain => {
+                tokio::spawn(serve_http1(stream, service, limits, watcher));
             }
-        });
+            #[cfg(feature = "tls")]
+            Entrance::Redirect => {
+                let router = routers.redirect.clone();
+                let service = PeerService { router, ..service };
+                tokio::spawn(serve_http1(stream, service, limits, watcher));
+            }
+            #[cfg(feature = "tls")]
+            Entrance::Tls => {
+                if let Some(certificates) = routers.certificates.clone() {
+                    tokio::spawn(serve_tls(stream, service, limits, watcher, certificates));
+                }
+            }
+        }
     }
 
     /// Lets connections finish. New ones, health checks among them, are answered with 503.
-    async fn drain(&self, listener: &TcpListener, graceful: GracefulShutdown) {
+    async fn drain(&self, listeners: &Listeners, graceful: GracefulShutdown) {
         self.stage.send_replace(Stage::Draining);
         let limits = &self.context.config.limits;
         let rejected = async {
             loop {
-                let (stream, _, slot) = self.next_connection(listener).await;
-                tokio::spawn(limiter::reject(stream, slot, limiter::STOPPING));
+                let connection = self.next_connection(listeners).await;
+                tokio::spawn(connection.reject(limiter::STOPPING));
             }
         };
         let finished = async {
@@ -305,13 +369,28 @@ impl Server {
     }
 
     /// Returns the landing page; without repositories if the store fails.
-    async fn page(&self) -> Response {
+    async fn page(&self, headers: &HeaderMap, query: &str) -> Response {
+        if self.context.config.pages.show == Show::Off {
+            return OFF.into_response();
+        }
         let rows = self.listing.rows().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the event store failed to list repositories; the landing page shows none");
             Arc::default()
         });
         let now = self.context.clock.now().unix.as_secs();
-        Html(web::landing(&self.context.config, &rows, now)).into_response()
+        if let Some(search) = Search::of_query(query) {
+            let config = &self.context.config;
+            let page = web::landing(config, &search.of_list(&rows), Some(&search), now);
+            return page.without_index().into_response();
+        }
+        let mut last = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(landing) = last.as_ref().filter(|it| it.is_of(&rows, now)) {
+            return landing.page.response(headers);
+        }
+        let page = web::landing(&self.context.config, &rows, None, now).encode(None);
+        let response = page.response(headers);
+        *last = Some(Landing { rows, now, page });
+        response
     }
 
     /// Opens a websocket, or returns the status and the text of a refusal.
@@ -367,8 +446,90 @@ struct Peer {
     _slot: Option<OwnedSemaphorePermit>,
 }
 
+/// Answers the requests of one connection.
+#[derive(Clone)]
+struct PeerService {
+    router: Router,
+    peer: Arc<Peer>,
+    limiter: ConnectionLimiter,
+    node_key: Option<NodeKey>,
+}
+
+impl Service<Request<Incoming>> for PeerService {
+    type Response = axum::http::Response<Body>;
+    type Error = Infallible;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        let address = self.peer.address.ip();
+        let is_of_node = self
+            .node_key
+            .is_some_and(|key| key.is_in(request.headers()));
+        let network = if is_of_node {
+            // A node connects for many clients, whom it has counted.
+            let mut place = self
+                .peer
+                .place
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            place.take();
+            request.extensions_mut().insert(FromNode);
+            self.limiter.network_at_node(address, request.headers())
+        } else {
+            self.limiter.network(address, request.headers())
+        };
+        request.extensions_mut().insert(network);
+        request.extensions_mut().insert(self.peer.clone());
+        TowerToHyperService::new(self.router.clone()).call(request)
+    }
+}
+
+/// Serves a connection with HTTP/1.1, which may become a websocket.
+async fn serve_http1<S>(stream: S, service: PeerService, limits: Limits, watcher: Watcher)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let address = service.peer.address;
+    let connection = http(&limits)
+        .serve_connection_with_upgrades(TokioIo::new(stream), service)
+        .into_owned();
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, %address, "connection ended early");
+    }
+}
+
+/// Serves a connection after its TLS handshake, with the protocol that the client chose.
+#[cfg(feature = "tls")]
+async fn serve_tls<S>(
+    stream: S,
+    service: PeerService,
+    limits: Limits,
+    watcher: Watcher,
+    certificates: crate::tls::Certificates,
+) where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let address = service.peer.address;
+    let stream = match certificates.accept(stream).await {
+        Ok(Some(stream)) => stream,
+        // A challenge was answered.
+        Ok(None) => return,
+        Err(error) => {
+            tracing::debug!(%error, %address, "TLS handshake failed");
+            return;
+        }
+    };
+    if stream.get_ref().1.alpn_protocol() != Some(crate::tls::HTTP2) {
+        return serve_http1(stream, service, limits, watcher).await;
+    }
+    if let Err(error) = http2::serve(stream, service, &limits, watcher).await {
+        tracing::debug!(%error, %address, "connection ended early");
+    }
+}
+
 /// Returns all routes; the mount path is empty or like `/a/b`. The relay is at the mount path only.
 fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
+    let extra = extra.merge(web::assets(&format!("{mount}/")));
     let extra = extra.layer(axum::middleware::from_fn(refuse_websocket));
     let at_root = get(at_root).with_state(server);
     let routes = match mount {
@@ -387,6 +548,7 @@ async fn at_root(
     Extension(peer): Extension<Arc<Peer>>,
     Extension(network): Extension<ClientNetwork>,
     headers: HeaderMap,
+    RawQuery(query): RawQuery,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
     match upgrade {
@@ -402,7 +564,7 @@ async fn at_root(
             let document = info.document(limits);
             ([(CONTENT_TYPE, NOSTR_JSON)], document).into_response()
         }
-        Err(_) => server.page().await,
+        Err(_) => server.page(&headers, &query.unwrap_or_default()).await,
     }
 }
 

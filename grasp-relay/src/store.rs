@@ -45,6 +45,17 @@ pub struct SaveReport {
     /// The repositories of which announcements, states or pull requests were deleted, vanished or expired.
     /// Versions that a newer one replaced do not count.
     pub affected: BTreeSet<RepoId>,
+    /// The events that were deleted, vanished or expired. Versions that a newer one replaced do not count.
+    pub removed: BTreeSet<EventId>,
+}
+
+/// The outcome of one [`EventStore::sweep`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// The number of removed events.
+    pub events: u64,
+    /// Those of them that had expired.
+    pub removed: BTreeSet<EventId>,
 }
 
 /// One stored event, as text that can be sent as it is.
@@ -377,10 +388,10 @@ pub trait EventStore: Send + Sync + 'static {
         coordinates: Vec<Coordinate>,
     ) -> StoreFuture<'_, BTreeMap<Coordinate, Version>>;
 
-    /// Reclaims space: expired events, and unused deletion requests past their term. Returns the number of events.
+    /// Reclaims space: expired events, and unused deletion requests past their term.
     ///
     /// Expired events are not served in any case.
-    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64>;
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, SweepReport>;
 
     /// Fails if the database does not answer, or if anything was found that says that it is damaged: then or since the
     /// start, for damage does not heal.

@@ -1,10 +1,19 @@
 //! Web pages: the landing page, a repository, the status of the server, and not found.
 //!
 //! Templates escape all values; pages load nothing from other hosts. Only the status page has a script, and it shows the
-//! same without it.
+//! same without it. [`Page`] is what they share, [`Pages`] has those of repositories.
 
+mod charts;
+mod feed;
 pub mod figures;
+mod frame;
+pub mod history;
+mod pages;
+pub mod render;
+mod search;
+mod servers;
 mod status;
+mod threads;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,26 +23,23 @@ use std::time::Duration;
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::service::npub;
 use grasp_core::{Mono, RefName, RepoId, ServiceIdentity, kinds};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use nostr::event::Event;
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 use tokio::sync::Mutex;
 
 use self::figures::RepoRow;
+pub(crate) use self::frame::EncodedPage;
+pub use self::frame::{Caching, Page, assets};
+pub(crate) use self::pages::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest};
+pub use self::pages::{Confirm, PageSettings, Pages, RelayRows, Show, Surroundings};
+pub(crate) use self::search::Search;
 pub use self::status::{format_age, format_bytes, format_duration, status};
 use crate::clock::Clock;
 use crate::nostr::RelayInfo;
 use crate::server::Config;
 use crate::store::{self, EventStore, StoreError};
-
-const STYLE: &str = include_str!("web/style.css");
-
-/// Allows only the styles and scripts in the page itself, and requests to this server.
-const CONTENT_SECURITY_POLICY: &str =
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
-
-/// A web client for nostr repositories.
-const WEB_CLIENT: &str = "https://gitworkshop.dev";
 
 /// The content of a repository's page.
 #[derive(Clone, Debug)]
@@ -57,7 +63,12 @@ const MAX_OTHER_SERVERS: usize = 16;
 const MAX_REPOSITORIES_SHOWN: usize = 100;
 
 /// Returns the landing page of a server with these repositories; `now` is in Unix seconds.
-pub fn landing(config: &Config, repositories: &RepositoryList, now: u64) -> String {
+pub(crate) fn landing(
+    config: &Config,
+    repositories: &RepositoryList,
+    search: Option<&Search>,
+    now: u64,
+) -> Page {
     let Config {
         service,
         secure,
@@ -67,9 +78,9 @@ pub fn landing(config: &Config, repositories: &RepositoryList, now: u64) -> Stri
         ..
     } = config;
     let s = if *secure { "s" } else { "" };
-    page(
+    Page::new(
         name,
-        &root(service),
+        root(service),
         html! {
             h1 { (name) }
             p { (description) }
@@ -77,6 +88,14 @@ pub fn landing(config: &Config, repositories: &RepositoryList, now: u64) -> Stri
                 "A push to this GRASP server is accepted exactly when a maintainer of the repository has signed for it."
             }
             h2 { "Repositories" }
+            (search_form(&root(service), search))
+            @if let Some(search) = search {
+                p role="status" {
+                    (format_count(repositories.rows.len() as u64, "repository", "repositories")) " with “" bdi { (shown(&search.text)) } "”"
+                    @if repositories.is_cut { " among the latest announced" } ". "
+                    a href=(root(service)) { "All repositories" }
+                }
+            }
             (repository_table(repositories, now))
             h2 { "Host a repository here" }
             p { "In a working copy of it, with the " code { "grasp" } " command:" }
@@ -95,16 +114,48 @@ pub fn landing(config: &Config, repositories: &RepositoryList, now: u64) -> Stri
     )
 }
 
+fn search_form(root: &str, search: Option<&Search>) -> Markup {
+    let text = search.map(|search| search.text.as_str());
+    html! {
+        form class="search" role="search" method="get" action=(root) {
+            input type="search" name="q" maxlength="200" aria-label="Words of name, description, topic or owner" value=[text];
+            button type="submit" { "Search" }
+        }
+    }
+}
+
 fn repository_table(RepositoryList { rows, is_cut }: &RepositoryList, now: u64) -> Markup {
     if rows.is_empty() {
         return html! { p { "None yet." } };
     }
+    let caption = match is_cut {
+        true => format!(
+            "The {} latest announced, the latest active first",
+            rows.len()
+        ),
+        false => format!("{} hosted, the latest active first", rows.len()),
+    };
+    let first: Vec<&RepoRow> = rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
+    html! {
+        (captioned_rows(&caption, &first, now))
+        @if rows.len() > MAX_REPOSITORIES_SHOWN { p class="small" { "The first " (MAX_REPOSITORIES_SHOWN) " are shown." } }
+    }
+}
+
+/// Returns the table of an owner's repositories.
+fn repository_rows(rows: &[&RepoRow], now: u64) -> Markup {
+    let shown = rows.get(..MAX_REPOSITORIES_SHOWN).unwrap_or(rows);
+    captioned_rows(
+        &format!("{} hosted, the latest active first", rows.len()),
+        shown,
+        now,
+    )
+}
+
+fn captioned_rows(caption: &str, rows: &[&RepoRow], now: u64) -> Markup {
     html! {
         table {
-            caption {
-                @if *is_cut { "The " (rows.len()) " latest announced" } @else { (rows.len()) " hosted" }
-                ", the latest active first"
-            }
+            caption { (caption) }
             thead {
                 tr {
                     th scope="col" { "name" } th scope="col" { "description" } th scope="col" { "owner" }
@@ -112,18 +163,30 @@ fn repository_table(RepositoryList { rows, is_cut }: &RepositoryList, now: u64) 
                 }
             }
             tbody {
-                @for repo in rows.iter().take(MAX_REPOSITORIES_SHOWN) {
+                @for repo in rows {
                     tr {
-                        td data-label="name" { a href=(repo.path) { (shortened(&repo.name, 80)) } }
-                        td data-label="description" { (shortened(&repo.description, 200)) }
+                        td data-label="name" { a href=(repo.path) { (shown(&shortened(&repo.name, 80))) } }
+                        td data-label="description" dir="auto" { (shown(&shortened(&repo.description, 200))) }
                         td data-label="owner" class="key" title=(repo.owner) { (shortened(&repo.owner, 12)) }
                         td data-label="last active" class="time" { (format_age(now, Some(repo.active_at))) }
                     }
                 }
             }
         }
-        @if rows.len() > MAX_REPOSITORIES_SHOWN { p class="small" { "The first " (MAX_REPOSITORIES_SHOWN) " are shown." } }
     }
+}
+
+/// Returns the start of a key as pages show it.
+fn npub_start(key: &PublicKey) -> String {
+    shortened(&npub(key), 12)
+}
+
+/// Returns a stranger's text as pages show it: without control characters, and without those that turn the direction of
+/// the text around it.
+fn shown(text: &str) -> String {
+    let is_turning = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_hidden = |c: char| is_turning(c) || c.is_control() && c != '\n' && c != '\t';
+    text.chars().filter(|c| !is_hidden(*c)).collect()
 }
 
 /// Cuts a text to this many characters.
@@ -140,7 +203,12 @@ fn root(service: &ServiceIdentity) -> String {
 }
 
 /// Returns the page of one repository.
-pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secure: bool) -> String {
+pub fn repository(
+    service: &ServiceIdentity,
+    page_of: &RepositoryPage<'_>,
+    secure: bool,
+    web_client: &str,
+) -> Page {
     let repo = page_of.repo;
     let clone = service.repo_url(repo, secure);
     let title = page_of.announcement.and_then(|a| a.name.as_deref());
@@ -158,13 +226,17 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
         npub(&repo.owner),
         service.to_string().replace('/', "%2F")
     );
-    page(
-        title,
-        &root(service),
+    let title = shown(title);
+    let client = web_client
+        .split_once("://")
+        .map_or(web_client, |(_, host)| host);
+    Page::new(
+        &title,
+        root(service),
         html! {
             h1 { (title) }
             @if let Some(description) = page_of.announcement.and_then(|a| a.description.as_deref()) {
-                p { (description) }
+                p dir="auto" { (shown(description)) }
             }
             @if page_of.announcement.is_none() {
                 p { "This repository is announced, and nothing was pushed to it yet." }
@@ -173,7 +245,7 @@ pub fn repository(service: &ServiceIdentity, page_of: &RepositoryPage<'_>, secur
             pre { "git clone " (clone) }
             p { "or, with a client that speaks nostr:" }
             pre { "git clone nostr://" (nostr_path) }
-            p { a href=(format!("{WEB_CLIENT}/{nostr_path}")) { "Issues, pull requests and code at gitworkshop.dev" } }
+            p { a href=(format!("{web_client}/{nostr_path}")) { "Issues, pull requests and code at " (client) } }
             h2 { "Branches and tags" }
             p { (format_count(page_of.branches, "branch", "branches")) ", " (format_count(page_of.tags, "tag", "tags"))
                 @if let Some(head) = page_of.head {
@@ -212,42 +284,6 @@ pub fn format_count<N: fmt::Display + PartialEq + From<u8>>(
 ) -> String {
     let name = if count == N::from(1) { one } else { many };
     format!("{count} {name}")
-}
-
-/// Returns the page for an unknown address.
-pub fn not_found(service: &ServiceIdentity) -> String {
-    page(
-        "Not found",
-        &root(service),
-        html! {
-            h1 { "Not found" }
-            p { "Nothing is at this address. Repositories are at " code { "/<npub>/<name>.git" } "." }
-        },
-    )
-}
-
-fn page(title: &str, root: &str, body: Markup) -> String {
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta http-equiv="Content-Security-Policy" content=(CONTENT_SECURITY_POLICY);
-                title { (title) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                nav aria-label="Pages" {
-                    a href=(root) { "Repositories" }
-                    a href=(format!("{root}status")) { "Status" }
-                }
-                main { (body) }
-                footer { "grasp " (env!("CARGO_PKG_VERSION")) }
-            }
-        }
-    }
-    .into_string()
 }
 
 /// Limits the age of a cached list.
@@ -377,6 +413,7 @@ impl ListingInner {
             identifier: repo.identifier.to_string(),
             name: name.unwrap_or_else(|| repo.identifier.to_string()),
             description: announcement.description.clone().unwrap_or_default(),
+            topics: announcement.topics.clone(),
             path: self.service.repo_path(repo),
             active_at: state.map_or(announced, |(signed, _)| signed.max(announced)),
             refs: state.map_or(0, |(_, refs)| refs),
@@ -418,7 +455,8 @@ mod tests {
             branches: 0,
             tags: 0,
         };
-        let page = repository(&"us.example".parse().unwrap(), &page_of, true);
+        let us = "us.example".parse().unwrap();
+        let page = repository(&us, &page_of, true, "https://client.example").html();
         assert!(!page.contains("<script>") && page.contains("&lt;script&gt;"));
         assert!(!landing_page("<b>", "\"><i>", false, &[], 0).contains("<i>"));
     }
@@ -442,6 +480,7 @@ mod tests {
             limits: Limits::default(),
             trusted_proxies: Vec::new(),
             node_key: None,
+            pages: PageSettings::default(),
         };
         landing(
             &config,
@@ -449,8 +488,16 @@ mod tests {
                 rows: repositories.to_vec(),
                 is_cut: false,
             },
+            None,
             now,
         )
+        .html()
+    }
+
+    #[test]
+    fn text_cannot_turn_the_direction_of_the_page() {
+        assert_eq!(shown("a\u{202e}gpj.exe\u{2066}\0b"), "agpj.exeb");
+        assert_eq!(shown("שלום 🦀"), "שלום 🦀");
     }
 
     #[test]
@@ -516,15 +563,6 @@ mod tests {
     }
 
     #[test]
-    fn the_not_found_page_links_below_the_mount_path() {
-        let page = not_found(&"us.example/git".parse().unwrap());
-        assert!(
-            page.contains("href=\"/git/\"") && page.contains("href=\"/git/status\""),
-            "{page}"
-        );
-    }
-
-    #[test]
     fn the_clone_command_has_the_public_address() {
         let service: ServiceIdentity = "us.example:8443/git".parse().unwrap();
         let repo = repo_id("my repo");
@@ -535,7 +573,7 @@ mod tests {
             branches: 1,
             tags: 2,
         };
-        let page = repository(&service, &page_of, false);
+        let page = repository(&service, &page_of, false, "https://client.example").html();
         let url = format!(
             "http://us.example:8443/git/{}/my%20repo.git",
             npub(&repo.owner)

@@ -93,6 +93,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         limits,
         trusted_proxies: vec![],
         node_key: None,
+        pages: Default::default(),
     };
     let (ingest, extra) = (Arc::new(pipeline), axum::Router::new());
     Parts {

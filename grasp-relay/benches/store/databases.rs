@@ -54,7 +54,6 @@ pub(crate) const ALL: &[(&str, Open)] = &[
             Arc::new(Ours { store, now }) as Arc<dyn BenchDatabase>
         })
     }),
-    #[cfg(feature = "nostr-sqlite")]
     ("nostr-sqlite", |dir, _| {
         Box::pin(async move {
             let database =
@@ -62,7 +61,6 @@ pub(crate) const ALL: &[(&str, Open)] = &[
             Arc::new(Theirs(database.build().await.unwrap())) as Arc<dyn BenchDatabase>
         })
     }),
-    #[cfg(feature = "nostr-lmdb")]
     ("nostr-lmdb", |dir, _| {
         Box::pin(async move {
             let database = nostr_lmdb::NostrLmdb::open(dir).await;
@@ -110,10 +108,8 @@ impl<S: EventStore> BenchDatabase for Ours<S> {
 }
 
 /// A database of the ecosystem.
-#[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
 struct Theirs<D>(D);
 
-#[cfg(any(feature = "nostr-sqlite", feature = "nostr-lmdb"))]
 impl<D: nostr_database::NostrDatabase> BenchDatabase for Theirs<D> {
     /// Saves with 64 calls at a time, which was the fastest.
     fn save(&self, events: Vec<Arc<Event>>) -> BoxFuture<'_, ()> {

@@ -17,20 +17,18 @@ use grasp_core::push::{
 };
 use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
-use grasp_core::{ParseError, RefName};
+use grasp_core::{Oid, ParseError, RefName};
 use grasp_purgatory::database::Source;
 use grasp_purgatory::git::{Git, GitError, Incoming, Refs, Turn};
 use grasp_purgatory::resources::{Holding, SharedPool};
-use grasp_purgatory::{Input, PushTarget};
+use grasp_purgatory::{HoldOutcome, Input, PushTarget};
 use nostr::event::EventId;
-use nostr::filter::Filter;
 use tokio::sync::mpsc;
 
 use super::body::{BodyError, MaxExpansion, RequestBody};
 use super::push_facts::{PushFacts, events_of};
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
-use crate::store::StoreError;
-use grasp_purgatory::driver::PurgatoryDriver;
+use grasp_purgatory::driver::{Outcomes, PurgatoryDriver, Upload};
 
 /// Longest time that a push waits for other pushes to its repository: with authority, and without.
 const MAX_WAIT_WITH_AUTHORITY: Duration = Duration::from_secs(10 * 60);
@@ -522,7 +520,8 @@ impl Push {
         let incoming = self
             .target
             .repos
-            .incoming(&self.target.repo, claimant)
+            .repository(&self.target.repo)
+            .incoming(claimant)
             .await?;
         let memory = self.git.limits.push_memory;
         let mut unpacking = incoming.unpack(max_bytes, memory).await?;
@@ -576,16 +575,16 @@ impl Push {
         };
         drop(guard);
         // Also after a failure: uploads that were staged before it are on disk and have to be counted.
-        self.tell_staged(push).await;
+        let kept = self.stage_uploads(push).await;
         taken?;
-        if push.execute().is_empty() && self.keeps_uploads(push, &facts).await? {
+        let kept = kept?;
+        if push.execute().is_empty() && waits_for_events(push, &facts, &kept) {
             return Ok(reports(&verdict));
         }
         let author = facts.author_of(verdict.realises);
-        purgatory
-            .settle_push(repo, author)
-            .await
-            .map_err(HttpError::from)?;
+        let events = self.events(&verdict, push);
+        let settled = purgatory.settle_push(repo, author, &events).await;
+        let outcomes = settled.map_err(HttpError::from)?;
         let proposals = push.execute().iter().chain(push.stage());
         let proposals = proposals.filter_map(|command| command.name.event());
         purgatory.settle_proposals(proposals.collect()).await;
@@ -594,9 +593,15 @@ impl Push {
         } else {
             TOO_MANY_PROPOSALS
         };
-        let mut reports = reports(&verdict);
-        self.correct(&mut reports, &verdict, push, not_set).await?;
-        Ok(reports)
+        let served = repos.refs(repo).await?;
+        let pushed = Pushed {
+            verdict: &verdict,
+            push,
+            outcomes,
+            kept,
+            not_set,
+        };
+        Ok(pushed.reports(|name| served.get(name).copied()))
     }
 
     /// Sets the refs of stored pull requests that no release has set: those of a contributor's own repository, and those
@@ -640,7 +645,9 @@ impl Push {
         proposals.chain(verdict.realises).collect()
     }
 
-    async fn tell_staged(&self, push: &AuthorisedPush) {
+    /// Reports uploads to staging. Returns those that are kept until their event can be served.
+    async fn stage_uploads(&self, push: &AuthorisedPush) -> Result<BTreeSet<EventId>, HttpError> {
+        let mut kept = BTreeSet::new();
         for command in push.stage() {
             let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
                 continue;
@@ -655,104 +662,82 @@ impl Push {
                 Endpoint::Repository => PushTarget::Repository(repo.clone()),
                 Endpoint::PullRequests => PushTarget::Contributor(repo.clone()),
             };
-            if let Ok(bytes) = repos.staged_bytes(repo, id, tip).await {
+            if let Ok(bytes) = repos.repository(repo).staged_bytes(id, tip).await {
                 let network = self.target.claimant.network;
-                self.purgatory
-                    .tell(Input::PushStaged {
-                        id,
-                        tip,
-                        target,
-                        bytes,
-                        network,
-                    })
-                    .await;
-            }
-        }
-    }
-
-    /// Corrects the reports of a verdict by what is served now. `not_set` is the reason why a pull request has no ref.
-    async fn correct(
-        &self,
-        reports: &mut [RefReport],
-        verdict: &PushVerdict,
-        push: &AuthorisedPush,
-        not_set: &str,
-    ) -> Result<(), HttpError> {
-        let refs = self.target.repos.refs(&self.target.repo).await?;
-        let is_current = |command: &PushCommand| refs.get(&command.name).copied() == command.new;
-        let (is_held, is_stored) = match verdict.realises {
-            Some(id) => self.find_state(id).await?,
-            None => (false, true),
-        };
-        let mut refused: BTreeMap<&RefName, &str> = BTreeMap::new();
-        for command in push.execute().iter().filter(|command| !is_current(command)) {
-            if command.name.event().is_some() {
-                if !self.is_staged(command).await? {
-                    refused.insert(&command.name, not_set);
+                let upload = Upload {
+                    id,
+                    tip,
+                    target,
+                    bytes,
+                    network,
+                };
+                if self.purgatory.stage(upload).await? {
+                    kept.insert(id);
                 }
-            } else if is_held {
-                refused.insert(&command.name, STATE_NOT_STORED);
-            } else if !is_stored {
-                refused.insert(&command.name, STATE_REPLACED);
-            } else {
-                refused.insert(&command.name, NOT_SERVED);
             }
         }
-        for command in push.stage() {
-            if !is_current(command) && !self.is_staged(command).await? {
+        Ok(kept)
+    }
+}
+
+/// Returns whether all uploads of a push wait for events that have not been received, so that nothing is to be served.
+fn waits_for_events(push: &AuthorisedPush, facts: &PushFacts, kept: &BTreeSet<EventId>) -> bool {
+    let mut events = push.stage().iter().map(|command| command.name.event());
+    events.all(|id| id.is_some_and(|id| facts.is_unknown(&id) && kept.contains(&id)))
+}
+
+/// What became of an executed push.
+struct Pushed<'a> {
+    verdict: &'a PushVerdict,
+    push: &'a AuthorisedPush,
+    /// What became of the state and the pull requests that it brought objects for.
+    outcomes: Outcomes,
+    /// Events whose uploads are kept until they can be served.
+    kept: BTreeSet<EventId>,
+    /// The reason why a pull request has no ref.
+    not_set: &'static str,
+}
+
+impl Pushed<'_> {
+    /// Reports each ref: as accepted only if it is served, or kept until its event can be.
+    fn reports(&self, served: impl Fn(&RefName) -> Option<Oid>) -> Vec<RefReport> {
+        let mut refused: BTreeMap<&RefName, &str> = BTreeMap::new();
+        for command in self.push.execute() {
+            if served(&command.name) == command.new {
+                continue;
+            }
+            match command.name.event() {
+                Some(id) if self.outcomes.get(&id) == Some(&HoldOutcome::Held) => {}
+                Some(_) => _ = refused.insert(&command.name, self.not_set),
+                None => _ = refused.insert(&command.name, self.why_not_served()),
+            }
+        }
+        for command in self.push.stage() {
+            let is_kept = command
+                .name
+                .event()
+                .is_some_and(|id| self.kept.contains(&id));
+            if !is_kept && served(&command.name) != command.new {
                 refused.insert(&command.name, UPLOAD_NOT_KEPT);
             }
         }
-        for report in reports {
+        let mut reports = reports(self.verdict);
+        for report in &mut reports {
             if let Some(why) = refused.get(&report.name) {
                 report.refusal = Some(String::from(*why));
             }
         }
-        Ok(())
+        reports
     }
 
-    /// Returns whether a state is held, and whether it is stored.
-    async fn find_state(&self, id: EventId) -> Result<(bool, bool), HttpError> {
-        if self
-            .purgatory
-            .ask(move |purgatory| purgatory.holds(&id))
-            .await?
-        {
-            return Ok((true, false));
+    /// Returns the reason why branches and tags are not served.
+    fn why_not_served(&self) -> &'static str {
+        let state = self.verdict.realises.and_then(|id| self.outcomes.get(&id));
+        match state {
+            Some(HoldOutcome::Held) => STATE_NOT_STORED,
+            Some(HoldOutcome::Superseded) => STATE_REPLACED,
+            _ => NOT_SERVED,
         }
-        let found = self
-            .purgatory
-            .relay()
-            .exists(vec![Filter::new().id(id)])
-            .await;
-        let found = found.map_err(StoreError::from)?;
-        Ok((false, found.contains(&true)))
-    }
-
-    /// Returns whether all uploads of a push wait for events that have not been received, so that nothing is to be served.
-    async fn keeps_uploads(
-        &self,
-        push: &AuthorisedPush,
-        facts: &PushFacts,
-    ) -> Result<bool, HttpError> {
-        for command in push.stage() {
-            let is_unknown = command.name.event().is_some_and(|id| facts.is_unknown(&id));
-            if !is_unknown || !self.is_staged(command).await? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Returns whether purgatory keeps an upload until its event can be served.
-    async fn is_staged(&self, command: &PushCommand) -> Result<bool, HttpError> {
-        let (Some(id), Some(tip)) = (command.name.event(), command.new) else {
-            return Ok(false);
-        };
-        Ok(self
-            .purgatory
-            .ask(move |purgatory| purgatory.keeps_upload(&id, &tip))
-            .await?)
     }
 }
 

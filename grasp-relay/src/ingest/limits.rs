@@ -118,8 +118,8 @@ impl Budgets {
 
     /// Pays for the lookups that an event is judged by; returns whether the claimant had enough left.
     #[must_use]
-    pub(super) fn pay_lookups(&self, now: Mono, event: &Event, claimant: &Claimant) -> bool {
-        let named = Needs::of(event).references;
+    fn pay_lookups(&self, now: Mono, needs: &Needs, claimant: &Claimant) -> bool {
+        let named = &needs.references;
         let keys = LOOKUPS_PER_EVENT + named.ids.len() + named.coordinates.len();
         self.lookups.spend(now, claimant, keys as u64)
     }
@@ -159,21 +159,19 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Pipeline {
     /// Pays for the lookups that an event is judged by: from the share of its sender's network, or from the reserve if the
     /// author has authority. Returns whether enough was left.
-    pub(super) async fn pay_lookups(&self, event: &Event, origin: &Origin) -> bool {
+    pub(super) async fn pay_lookups(&self, pending: &Pending, origin: &Origin) -> bool {
         let now = self.clock.now().mono;
-        if origin.is_sync() || self.budgets.pay_lookups(now, event, &origin.claimant()) {
+        let claimant = origin.claimant();
+        let author = pending.event.pubkey;
+        let needs = &pending.needs;
+        if origin.is_sync() || self.budgets.pay_lookups(now, needs, &claimant) {
             return true;
         }
-        let has_authority = self.is_known_authority(&event.pubkey)
-            || self
-                .budgets
-                .authority_checks
-                .spend(now, &origin.claimant(), 1)
-                && self.look_up_authority(event.pubkey).await;
-        has_authority
-            && self
-                .budgets
-                .pay_lookups(now, event, &origin.claimant().with_authority())
+        let has_authority = self.is_known_authority(&author)
+            || self.budgets.authority_checks.spend(now, &claimant, 1)
+                && self.look_up_authority(author).await;
+        let claimant = claimant.with_authority();
+        has_authority && self.budgets.pay_lookups(now, needs, &claimant)
     }
 
     /// Returns whether an author is known to have authority.
@@ -182,11 +180,14 @@ impl Pipeline {
     }
 
     /// Looks up whether the authors of accepted states have authority, so that it is known once a budget is spent.
-    pub(super) async fn note_authorities(&self, round: &[Pending], outcomes: &[Outcome]) {
-        for (pending, outcome) in round.iter().zip(outcomes) {
-            let is_taken = matches!(outcome, Outcome::Stored | Outcome::Held);
-            let (kind, author) = (pending.event.kind, pending.event.pubkey);
-            if is_taken && kind == kinds::STATE && !self.is_known_authority(&author) {
+    pub(super) async fn note_authorities(&self, round: &[Pending]) {
+        for pending in round {
+            let author = pending.event.pubkey;
+            if pending.event.kind != kinds::STATE || self.is_known_authority(&author) {
+                continue;
+            }
+            let outcome = pending.verdict.clone().outcome();
+            if matches!(outcome, Outcome::Stored | Outcome::Held) {
                 self.look_up_authority(author).await;
             }
         }
@@ -203,31 +204,38 @@ impl Pipeline {
         has_authority
     }
 
-    /// Refuses an event that would exceed a limit; otherwise returns its verdict.
+    /// Refuses a judged event that would exceed a limit.
     pub(super) async fn check_limits(
         &self,
-        event: &Event,
-        facts: &Facts,
+        pending: &mut Pending,
         origin: &Origin,
-        verdict: Verdict,
-    ) -> Result<Verdict, StoreError> {
+    ) -> Result<(), StoreError> {
         let now = self.clock.now().mono;
+        let Pending {
+            event,
+            facts,
+            verdict,
+            ..
+        } = pending;
         let is_unknown_author = kinds::UNCONDITIONAL_KINDS.contains(&event.kind)
-            && verdict == Verdict::Store { is_related: true }
+            && *verdict == Verdict::Store { is_related: true }
             && !facts.is_author_known
             && self.policy.operator != Some(event.pubkey);
         if is_unknown_author && !self.budgets.pay_unknown_author(now, event, origin) {
-            return Ok(Rejection::RateLimited.into());
+            *verdict = Rejection::RateLimited.into();
         }
         if !verdict.counts_for_fan_out() {
-            return Ok(verdict);
+            return Ok(());
         }
         let mut admitted = lock(&self.fan_out).admit(now, event, &facts.named);
         // Maintainers have a limit of their own; who is one is read only when it is needed.
         if admitted == Err(ExceededLimit::Root) && self.is_by_maintainer(event, facts).await? {
             admitted = lock(&self.fan_out).admit_maintainer(now, event, &facts.named);
         }
-        Ok(admitted.map_or(Rejection::RateLimited.into(), |()| verdict))
+        if admitted.is_err() {
+            *verdict = Rejection::RateLimited.into();
+        }
+        Ok(())
     }
 
     /// Returns whether an event is signed by a confirmed maintainer of a repository that it belongs to.
@@ -343,13 +351,13 @@ mod tests {
             from("198.51.100.1").claimant(),
             from("192.0.2.1").claimant(),
         );
-        let event = naming(1_000);
+        let event = Needs::of(&naming(1_000));
         let paid = (0..1_000_000)
             .take_while(|_| budgets.pay_lookups(now, &event, &eve))
             .count();
         // No more ids of one event are looked up than 256.
         assert_eq!(paid, 1_875_000 / (256 + LOOKUPS_PER_EVENT));
-        let note = naming(1);
+        let note = Needs::of(&naming(1));
         assert!((0..50_000).all(|_| budgets.pay_lookups(now, &note, &alice)));
         assert!(
             budgets.pay_lookups(now, &event, &eve.with_authority()),

@@ -34,6 +34,10 @@ async fn count(State(metrics): State<Metrics>, request: Request, next: Next) -> 
 
 /// Returns the label of a path, one of a few for any request.
 fn path_label(path: &str, query: &str) -> &'static str {
+    // The name of a branch or file may be any word that follows below.
+    if let Some(page) = page_label(path) {
+        return page;
+    }
     match path.rsplit('/').next().unwrap_or_default() {
         "git-upload-pack" => "fetch",
         "git-receive-pack" => "push",
@@ -44,6 +48,19 @@ fn path_label(path: &str, query: &str) -> &'static str {
         "status" | "status.json" => "status",
         _ => "page",
     }
+}
+
+/// Returns the label of a page below a repository.
+fn page_label(path: &str) -> Option<&'static str> {
+    Some(match path.split('/').nth(3)? {
+        "commit" => "page_commit",
+        "file" => "page_file",
+        "log" => "page_log",
+        "raw" => "page_raw",
+        "refs" => "page_refs",
+        "tree" => "page_tree",
+        _ => return None,
+    })
 }
 
 fn status_class(status: u16) -> &'static str {
@@ -163,6 +180,9 @@ mod tests {
             ("/npub1x/y.git/git-upload-pack", "", "fetch"),
             ("/npub1x/y.git/git-receive-pack", "", "push"),
             ("/anything/else", "a=b", "page"),
+            ("/npub1x/y.git", "", "page"),
+            ("/npub1x/y.git/refs", "", "page_refs"),
+            ("/npub1x/y.git/file/main/status", "", "page_file"),
             ("/health", "", "health"),
         ] {
             assert_eq!(path_label(path, query), label, "{path}");

@@ -333,6 +333,8 @@ impl Connection {
                 Some(HubMessage::Overflow { subscription }) => {
                     self.on_overflow(now, Token(subscription)).await?;
                 }
+                // Clients are not told of removals.
+                Some(HubMessage::Removed(_)) => {}
                 None => break,
             }
         }

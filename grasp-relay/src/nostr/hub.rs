@@ -3,11 +3,11 @@
 //! The hub never waits for a listener. Each has a queue bounded in events and bytes; an event that finds it full ends
 //! the subscription it is for, and the listener gets [`HubMessage::Overflow`]. No event is skipped silently.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use nostr::event::Event;
+use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -16,6 +16,9 @@ use super::subscriptions::{Subscriber, SubscriptionIndex};
 
 /// Commands that may be queued for the hub before senders wait.
 const COMMAND_QUEUE: usize = 4_096;
+
+/// Removed events that may be queued for a listener: 8 MB.
+const MAX_REMOVED_QUEUED: usize = 250_000;
 
 /// Ephemeral events that may be queued for other nodes; beyond it the oldest are dropped.
 const EPHEMERAL_QUEUE: usize = 1_024;
@@ -119,6 +122,8 @@ pub enum HubMessage {
         /// The subscription.
         subscription: u64,
     },
+    /// Events were removed from the store without a replacement. Only for listeners [with removals](Listener::with_removals).
+    Removed(Arc<[EventId]>),
     /// The queue was full when an event came for this subscription, which has ended. Comes after the events that were
     /// queued before.
     Overflow {
@@ -149,6 +154,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Command {
     Publish(Published),
+    Removed(Arc<[EventId]>),
     Subscribe {
         queue: ListenerQueue,
         subscription: u64,
@@ -211,6 +217,14 @@ impl Hub {
         send(&self.commands, Command::Publish(Published::new(event))).await;
     }
 
+    /// Tells the listeners with removals that these events were removed from the store without a replacement.
+    pub async fn publish_removed(&self, events: BTreeSet<EventId>) {
+        if !events.is_empty() {
+            let events = events.into_iter().collect();
+            send(&self.commands, Command::Removed(events)).await;
+        }
+    }
+
     /// Returns the present numbers, after all commands that were sent before.
     pub async fn stats(&self) -> HubStats {
         let (answer, stats) = oneshot::channel();
@@ -245,6 +259,7 @@ impl Hub {
             messages: sender,
             waiting: Arc::default(),
             capacity,
+            gets_removals: false,
         };
         Listener {
             commands: self.commands.clone(),
@@ -255,6 +270,14 @@ impl Hub {
 }
 
 impl Listener {
+    /// Asks for [`HubMessage::Removed`] from the first subscription on, whatever the capacity for events: a subscription
+    /// that overflowed misses no removal. A listener that leaves 250,000 removed events unread is told of no more.
+    #[must_use]
+    pub fn with_removals(mut self) -> Self {
+        self.queue.gets_removals = true;
+        self
+    }
+
     /// Subscribes to everything that matches and is published from now on.
     ///
     /// Events that are published after this returns will arrive, so reading history afterwards leaves no gap.
@@ -310,12 +333,17 @@ impl Listener {
     }
 
     fn received(&self, message: HubMessage) -> HubMessage {
-        if let HubMessage::Event { published, .. } = &message {
-            self.queue.waiting.events.fetch_sub(1, Ordering::Relaxed);
-            self.queue
-                .waiting
-                .bytes
-                .fetch_sub(published.json.len(), Ordering::Relaxed);
+        let waiting = &*self.queue.waiting;
+        match &message {
+            HubMessage::Event { published, .. } => {
+                waiting.events.fetch_sub(1, Ordering::Relaxed);
+                let length = published.json.len();
+                waiting.bytes.fetch_sub(length, Ordering::Relaxed);
+            }
+            HubMessage::Removed(events) => {
+                waiting.removed.fetch_sub(events.len(), Ordering::Relaxed);
+            }
+            HubMessage::Subscribed { .. } | HubMessage::Overflow { .. } => {}
         }
         message
     }
@@ -344,6 +372,8 @@ struct ListenerQueue {
     messages: mpsc::UnboundedSender<HubMessage>,
     waiting: Arc<Waiting>,
     capacity: Capacity,
+    /// Its listener is told of removed events.
+    gets_removals: bool,
 }
 
 /// The events in a listener's queue.
@@ -351,12 +381,14 @@ struct ListenerQueue {
 struct Waiting {
     events: AtomicUsize,
     bytes: AtomicUsize,
+    /// Removed events that the listener has not read.
+    removed: AtomicUsize,
 }
 
 impl ListenerQueue {
     /// Queues an event; returns whether there was room for it.
     fn enqueue(&self, subscription: u64, published: &Arc<Published>) -> bool {
-        let Waiting { events, bytes } = &*self.waiting;
+        let Waiting { events, bytes, .. } = &*self.waiting;
         let length = published.json.len();
         // Only the hub adds, so the numbers can only shrink meanwhile.
         let has_room = events.load(Ordering::Relaxed) < self.capacity.events
@@ -371,6 +403,16 @@ impl ListenerQueue {
             });
         }
         has_room
+    }
+
+    /// Queues removed events, if the listener asked for them and reads.
+    fn enqueue_removed(&self, events: &Arc<[EventId]>) {
+        let removed = &self.waiting.removed;
+        let is_full = removed.load(Ordering::Relaxed) >= MAX_REMOVED_QUEUED;
+        if self.gets_removals && !is_full {
+            removed.fetch_add(events.len(), Ordering::Relaxed);
+            self.send(HubMessage::Removed(Arc::clone(events)));
+        }
     }
 
     /// Sends a message; a listener that is gone is about to be removed.
@@ -396,6 +438,11 @@ impl HubState {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Publish(published) => self.publish(&Arc::new(published)),
+            Command::Removed(events) => {
+                for queue in self.queues.values() {
+                    queue.enqueue_removed(&events);
+                }
+            }
             Command::Subscribe {
                 queue,
                 subscription,
@@ -557,6 +604,57 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn removals_come_in_order_to_those_who_asked_even_if_their_queue_is_full() {
+        let hub = Hub::start();
+        let capacity = Capacity {
+            events: 1,
+            bytes: 1_000_000,
+        };
+        let mut follower = hub.listen(capacity).with_removals();
+        let mut client = hub.listen(capacity);
+        follower.subscribe(1, everything()).await;
+        client.subscribe(1, everything()).await;
+        let (first, second) = (note("1"), note("2"));
+        hub.publish(first.clone()).await;
+        hub.publish_removed(BTreeSet::from([first.id])).await;
+        hub.publish(second.clone()).await;
+        hub.publish_removed(BTreeSet::from([second.id])).await;
+        // The hub has handled all that once it answers.
+        hub.stats().await;
+        assert_eq!(received_note(&mut follower).await.1, first);
+        let removed = |note: &Event| HubMessage::Removed([note.id].into());
+        assert_eq!(follower.next().await, removed(&first));
+        let overflow = HubMessage::Overflow { subscription: 1 };
+        assert_eq!(follower.next().await, overflow);
+        assert_eq!(follower.next().await, removed(&second));
+        assert_eq!(received_note(&mut client).await.1, first);
+        assert_eq!(client.next().await, overflow);
+        assert_eq!(client.try_next(), None);
+    }
+
+    #[tokio::test]
+    async fn a_listener_that_reads_nothing_keeps_a_bounded_number_of_removals() {
+        let hub = Hub::start();
+        let mut listener = hub.listen(LARGE_CAPACITY).with_removals();
+        listener.subscribe(1, everything()).await;
+        let many: BTreeSet<EventId> = (0..MAX_REMOVED_QUEUED as u64)
+            .map(|n| {
+                let mut id = [0; 32];
+                id[..8].copy_from_slice(&n.to_be_bytes());
+                EventId::from_byte_array(id)
+            })
+            .collect();
+        let one = BTreeSet::from([EventId::from_byte_array([9; 32])]);
+        hub.publish_removed(many).await;
+        hub.publish_removed(one.clone()).await;
+        hub.stats().await;
+        assert!(matches!(listener.next().await, HubMessage::Removed(events) if events.len() > 1));
+        assert_eq!(listener.try_next(), None);
+        hub.publish_removed(one).await;
+        assert!(matches!(listener.next().await, HubMessage::Removed(events) if events.len() == 1));
+    }
+
+    #[tokio::test]
     async fn events_published_after_subscribing_are_delivered() {
         let hub = Hub::start();
         let mut listener = hub.listen(LARGE_CAPACITY);
@@ -579,6 +677,7 @@ mod tests {
             messages,
             waiting: Arc::default(),
             capacity: LARGE_CAPACITY,
+            gets_removals: false,
         };
         let mut state = HubState::default();
         state.handle(Command::Subscribe {

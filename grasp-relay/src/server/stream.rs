@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// The factor by which a write may take longer while the peer still acknowledges data. At the default timeout, and
 /// with the largest buffer that Linux gives a socket, this allows some 3 KB a second.
-const SLOW_READER_FACTOR: u32 = 10;
+pub(super) const SLOW_READER_FACTOR: u32 = 10;
 
 /// Lets the kernel close the connection when nothing is acknowledged for this long; returns whether it will.
 #[cfg(target_os = "linux")]

@@ -95,10 +95,12 @@ pub(crate) trait Changes: GitRows {
             self.remove(&commit.withdraw)?;
         }
         let mut affected = self.progress().take_affected();
+        let mut removed = BTreeSet::new();
         if !commit.save.is_empty() {
             // None of them is a request that would have to be continued.
             let (report, _) = self.save(&commit.save, commit.now)?;
             affected.extend(report.affected);
+            removed = report.removed;
         }
         commit
             .records
@@ -108,7 +110,7 @@ pub(crate) trait Changes: GitRows {
             .additions
             .iter()
             .try_for_each(|addition| self.add(addition))?;
-        Ok(Committed::Done { affected })
+        Ok(Committed::Done { affected, removed })
     }
 
     fn conflict(&self, commit: &Commit) -> Result<Option<Conflict>, StoreError> {

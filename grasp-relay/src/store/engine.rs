@@ -21,10 +21,10 @@ use serde::de::DeserializeOwned;
 use super::changes::Wanted;
 use super::changes::{Changes, blob, time};
 use super::keys::{Keys, Position};
-use super::rules::{Deletions as _, Rules as _, Verdict};
+use super::rules::{Continued, Deletions as _, Rows as _, Rules as _, Verdict};
 use super::{
     EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, SaveReport, StoreError,
-    StoreFuture, failure, fits, write_cost,
+    StoreFuture, SweepReport, failure, fits, write_cost,
 };
 
 /// Events removed in one transaction, so that saves queued behind it do not wait long.
@@ -235,27 +235,27 @@ impl<E> fmt::Debug for EngineStore<E> {
     }
 }
 
-/// Applies a request to the end; other writers get in between its steps.
+/// Applies a request to the end, and adds to the report what that removes; other writers get in between its steps.
 async fn finish(
     engine: &impl StoreEngine,
     request: Arc<Event>,
-) -> Result<BTreeSet<RepoId>, StoreError> {
-    let mut affected = BTreeSet::new();
+    report: &mut SaveReport,
+) -> Result<(), StoreError> {
     loop {
-        let (is_done, names) = continue_request(engine, Arc::clone(&request)).await?;
-        affected.extend(names);
-        if is_done {
-            return Ok(affected);
+        let step = continue_request(engine, Arc::clone(&request)).await?;
+        report.affected.extend(step.affected);
+        report.removed.extend(step.removed);
+        if step.is_done {
+            return Ok(());
         }
     }
 }
 
-/// Continues a request in a transaction of its own. Returns whether it is done, and the repositories of which something
-/// was removed.
+/// Continues a request in a transaction of its own.
 pub(crate) async fn continue_request(
     engine: &impl StoreEngine,
     request: Arc<Event>,
-) -> Result<(bool, BTreeSet<RepoId>), StoreError> {
+) -> Result<Continued, StoreError> {
     let wanted = engine.want(|keys, wanted| wanted.request(keys, &request));
     engine
         .write(MAX_TASK_ROWS, wanted, move |tables| {
@@ -300,11 +300,12 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 let save = self
                     .0
                     .write(rows, wanted, move |tables| tables.save(&batch, now));
-                let (SaveReport { saved, affected }, unfinished) = save.await?;
-                report.saved.extend(saved);
-                report.affected.extend(affected);
+                let (saved, unfinished) = save.await?;
+                report.saved.extend(saved.saved);
+                report.affected.extend(saved.affected);
+                report.removed.extend(saved.removed);
                 for request in unfinished {
-                    report.affected.extend(finish(&*self.0, request).await?);
+                    finish(&*self.0, request, &mut report).await?;
                 }
             }
             Ok(report)
@@ -436,18 +437,20 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
         Box::pin(versions(&*self.0, sql, coordinates, Vec::new()))
     }
 
-    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, SweepReport> {
         Box::pin(async move {
-            let mut events = 0;
+            let mut report = SweepReport::default();
             loop {
                 let wanted = self.0.want(|_, wanted| wanted.sweep(now));
-                let swept = self
-                    .0
-                    .write(1, wanted, move |tables| tables.sweep(now))
-                    .await?;
-                events += swept.events;
+                let sweep = move |tables: &E::Tables<'_>| {
+                    let swept = tables.sweep(now)?;
+                    Ok((swept, tables.progress().take_removed()))
+                };
+                let (swept, removed) = self.0.write(1, wanted, sweep).await?;
+                report.events += swept.events;
+                report.removed.extend(removed);
                 if !swept.has_more {
-                    return Ok(events);
+                    return Ok(report);
                 }
             }
         })

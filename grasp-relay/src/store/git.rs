@@ -82,6 +82,21 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
         })
     }
 
+    fn packs_of(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, BTreeSet<Pack>> {
+        Box::pin(async move {
+            let sql = "SELECT name, bytes FROM packs
+                WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+            let values = RepoKey::new(endpoint, &repo).values([]);
+            let packs = Query::new(sql, values, |row| {
+                Ok(Pack {
+                    name: row.text(0)?,
+                    bytes: row.unsigned(1)?,
+                })
+            });
+            Ok(self.0.rows(packs).await?.into_iter().collect())
+        })
+    }
+
     fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {
         Box::pin(async move {
             let sql = "SELECT tip, name, since FROM retired_refs

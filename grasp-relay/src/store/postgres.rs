@@ -15,6 +15,8 @@ mod import;
 mod lease;
 mod search;
 mod tables;
+#[cfg(feature = "tls")]
+mod tls;
 mod values;
 mod writer;
 

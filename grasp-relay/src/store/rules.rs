@@ -32,6 +32,15 @@ pub(crate) struct Swept {
     pub(crate) has_more: bool,
 }
 
+/// The result of one step of carrying out a request.
+pub(crate) struct Continued {
+    pub(crate) is_done: bool,
+    /// The repositories of which something was removed.
+    pub(crate) affected: BTreeSet<RepoId>,
+    /// The events that were removed.
+    pub(crate) removed: BTreeSet<EventId>,
+}
+
 /// The result of checking an event against what is stored.
 pub(crate) enum Verdict {
     Accepted,
@@ -73,17 +82,18 @@ pub(crate) struct Progress {
     unfinished: RefCell<Vec<Arc<Event>>>,
     /// The repositories of which something was removed, until a commit reports them.
     affected: RefCell<BTreeSet<RepoId>>,
+    /// The events that were removed without a replacement, until it is reported.
+    removed: RefCell<BTreeSet<EventId>>,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        let (expired_until, unfinished, affected) = Default::default();
-        let erase_budget = Cell::new(MAX_ERASED_ROWS);
         Self {
-            expired_until,
-            erase_budget,
-            unfinished,
-            affected,
+            expired_until: Cell::default(),
+            erase_budget: Cell::new(MAX_ERASED_ROWS),
+            unfinished: RefCell::default(),
+            affected: RefCell::default(),
+            removed: RefCell::default(),
         }
     }
 }
@@ -103,6 +113,11 @@ impl Progress {
     /// Takes the repositories of which something was removed.
     pub(crate) fn take_affected(&self) -> BTreeSet<RepoId> {
         self.affected.take()
+    }
+
+    /// Takes the events that were removed without a replacement.
+    pub(crate) fn take_removed(&self) -> BTreeSet<EventId> {
+        self.removed.take()
     }
 }
 
@@ -182,8 +197,12 @@ pub(crate) trait Rules: Rows + Sized {
         let saved = events.iter().map(|event| self.save_one(event, now));
         let saved = saved.collect::<Result<_, _>>()?;
         let progress = self.progress();
-        let affected = progress.take_affected();
-        Ok((SaveReport { saved, affected }, progress.unfinished.take()))
+        let report = SaveReport {
+            saved,
+            affected: progress.take_affected(),
+            removed: progress.take_removed(),
+        };
+        Ok((report, progress.unfinished.take()))
     }
 
     /// Checks one event and changes nothing.
@@ -375,10 +394,12 @@ pub(crate) trait Rules: Rows + Sized {
             return Ok(false);
         };
         self.remove_refs_of(&event, retired)?;
-        self.progress()
+        let progress = self.progress();
+        progress
             .affected
             .borrow_mut()
             .extend(repositories_of(&event));
+        progress.removed.borrow_mut().insert(event.id);
         Ok(true)
     }
 
@@ -452,14 +473,18 @@ pub(crate) trait Deletions: Rows + Sized {
         Ok(())
     }
 
-    /// Continues a request in a transaction of its own. Returns whether it is done, and the repositories of
-    /// which something was removed.
-    fn continue_request(&self, request: &Event) -> Result<(bool, BTreeSet<RepoId>), StoreError> {
+    /// Continues a request in a transaction of its own.
+    fn continue_request(&self, request: &Event) -> Result<Continued, StoreError> {
         let is_done = self.apply_request(request)?;
         if is_done {
             self.delete_unfinished(&request.id)?;
         }
-        Ok((is_done, self.progress().take_affected()))
+        let progress = self.progress();
+        Ok(Continued {
+            is_done,
+            affected: progress.take_affected(),
+            removed: progress.take_removed(),
+        })
     }
 
     /// Erases targets of a request within the limit of one transaction; returns whether none is left.

@@ -5,6 +5,7 @@ use grasp_core::limits::Health;
 use grasp_purgatory::Counts;
 use serde::{Deserialize, Serialize};
 
+use super::history::Series;
 use super::status::{format_age, format_bytes, format_duration};
 
 /// The status of a server or sidecar.
@@ -35,6 +36,10 @@ pub struct Status {
     pub disk_bytes: u64,
     /// Addresses of repositories whose git objects are not all on disk any more.
     pub damaged: Vec<String>,
+    /// Days for which the TLS certificate is valid; `None` if the server does no TLS itself.
+    pub certificate_days_left: Option<u64>,
+    /// The reason why there is no TLS certificate, or why it was not renewed.
+    pub certificate_problem: Option<String>,
     /// Websockets of clients.
     pub sockets: u64,
     /// Connections and feeds with a subscription.
@@ -51,6 +56,57 @@ pub struct Status {
     pub relays: Vec<RelayRow>,
     /// The nodes of the server, if it has several.
     pub nodes: Vec<NodeStatus>,
+    /// Events, pushes, sync and hunt over the last hour and day.
+    pub history: Vec<Series>,
+    /// The relays and git servers around this one.
+    pub neighbours: Vec<Neighbour>,
+}
+
+/// A host with a relay that is synced with, or with git servers of repositories that are hosted here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Neighbour {
+    /// The host.
+    pub host: String,
+    /// Its relay is connected.
+    pub is_connected: bool,
+    /// It has a relay that is followed.
+    pub is_relay: bool,
+    /// Events of ours that its relay lacks.
+    pub missing: u64,
+    /// Repositories with the same refs there.
+    pub equal: u64,
+    /// Repositories with other refs there.
+    pub different: u64,
+    /// Repositories that it did not answer for.
+    pub unreachable: u64,
+    /// Repositories that were not compared yet.
+    pub unknown: u64,
+}
+
+impl Neighbour {
+    /// Describes the host in a sentence.
+    pub fn text(&self) -> String {
+        let mut parts = Vec::new();
+        if self.is_relay {
+            parts.push(match self.is_connected {
+                true => "relay connected".to_owned(),
+                false => "relay not connected".to_owned(),
+            });
+        }
+        for (count, text) in [
+            (self.missing, "events missing there"),
+            (self.equal, "repositories in step"),
+            (self.different, "with other refs"),
+            (self.unreachable, "unreachable"),
+            (self.unknown, "not compared yet"),
+        ] {
+            if count > 0 {
+                parts.push(format!("{count} {text}"));
+            }
+        }
+        parts.join(", ")
+    }
 }
 
 /// The status of one node of a server.
@@ -215,6 +271,9 @@ pub struct RepoRow {
     pub name: String,
     /// The description.
     pub description: String,
+    /// The topics that its owner named.
+    #[serde(default)]
+    pub topics: Vec<String>,
     /// The path on this server.
     pub path: String,
     /// The date of the newest announcement or state, in Unix seconds.
@@ -390,10 +449,17 @@ impl Status {
             figure("Git data", "git_bytes", self.git_bytes),
             figure("Total on disk", "disk_bytes", self.disk_bytes),
         ];
-        let clients = vec![
+        let mut clients = vec![
             figure("Connections", "sockets", self.sockets),
             figure("Subscriptions", "subscriptions", self.subscriptions),
         ];
+        if let Some(days) = self.certificate_days_left {
+            clients.push(figure(
+                "TLS certificate, days left",
+                "certificate_days_left",
+                days,
+            ));
+        }
         let PurgatoryFigures {
             counts,
             hunting,

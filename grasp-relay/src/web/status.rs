@@ -2,22 +2,23 @@
 
 use grasp_core::limits::ConnectionStatus;
 use grasp_core::limits::Health;
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
+use super::charts;
 use super::figures::{Figure, NodeStatus, PurgatoryFigures, RelayRow, Status};
-use super::page;
+use super::frame::{Caching, Page};
 
 const SCRIPT: &str = include_str!("status.js");
 
 /// Returns the status page. A script replaces its content at intervals.
-pub fn status(name: &str, root: &str, status: &Status) -> String {
+pub fn status(name: &str, root: &str, status: &Status) -> Page {
     let (ready, class) = match (status.ready, status.damaged.is_empty()) {
         (false, _) => ("not ready", "bad"),
         (true, true) => ("working", "good"),
         (true, false) => ("degraded", "odd"),
     };
     let title = format!("Status of {name}");
-    page(
+    Page::new(
         &title,
         root,
         html! {
@@ -36,6 +37,7 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 p { "Git objects of these repositories are missing on disk. The log says more." }
                 ul id="damaged" { @for address in &status.damaged { li { (address) } } }
             }
+            (charts::history(&status.history))
             @for (title, figures) in status.sections() { h2 { (title) } (figure_list(&figures)) }
             @if let Some(progress) = status.purgatory.hunt_progress() {
                 (hunt(&status.purgatory, &progress))
@@ -44,11 +46,13 @@ pub fn status(name: &str, root: &str, status: &Status) -> String {
                 h2 { "Nodes" }
                 (nodes(&status.nodes))
             }
+            (charts::neighbours(status))
             h2 { "Relays" }
             (relays(status))
-            script { (PreEscaped(SCRIPT)) }
         },
     )
+    .cached(Caching::NoStore)
+    .with_script(SCRIPT)
 }
 
 fn figure_list(figures: &[Figure]) -> Markup {
@@ -76,17 +80,19 @@ fn relays(status: &Status) -> Markup {
         return html! { p { "No other relay is followed." } };
     }
     html! {
-        table {
-            caption { "Relays that events are fetched from" }
-            thead {
-                tr {
-                    @for (label, _) in RelayRow::default().cells(status.now) {
-                        th scope="col" class=[number_class(label)] { (label) }
+        div class="wide" tabindex="0" role="region" aria-label="Relays" {
+            table {
+                caption { "Relays that events are fetched from" }
+                thead {
+                    tr {
+                        @for (label, _) in RelayRow::default().cells(status.now) {
+                            th scope="col" class=[number_class(label)] { (label) }
+                        }
                     }
                 }
-            }
-            tbody id="relays" {
-                @for relay in &status.relays { (relay_row(status.now, relay)) }
+                tbody id="relays" {
+                    @for relay in &status.relays { (relay_row(status.now, relay)) }
+                }
             }
         }
     }
@@ -201,7 +207,7 @@ mod tests {
     #[test]
     fn every_figure_of_the_page_is_in_the_json() {
         let json = serde_json::to_value(Status::default()).unwrap();
-        let page = status("x", "/", &Status::default());
+        let page = status("x", "/", &Status::default()).html();
         let figures = page
             .split("data-figure=\"")
             .skip(1)
@@ -239,7 +245,8 @@ mod tests {
                     relays,
                     ..Status::default()
                 },
-            );
+            )
+            .html();
             page.contains("id=\"following\" hidden>")
         };
         assert!(hidden(Vec::new()) && !hidden(vec![RelayRow::default()]));
@@ -256,7 +263,8 @@ mod tests {
                 damaged,
                 ..Status::default()
             },
-        );
+        )
+        .html();
         assert!(
             page.contains(">degraded<") && page.contains("<li>/npub1x/a.git</li>"),
             "{page}"
@@ -268,7 +276,8 @@ mod tests {
                 ready: true,
                 ..Status::default()
             },
-        );
+        )
+        .html();
         assert!(
             page.contains(">working<") && page.contains("id=\"damage\" hidden"),
             "{page}"
@@ -299,7 +308,8 @@ mod tests {
                 relays: vec![relay],
                 ..Status::default()
             },
-        );
+        )
+        .html();
         assert!(
             page.contains("13 (a:b 7, two 3, three 2, …)") && page.contains("98.7 %"),
             "{page}"
@@ -329,7 +339,8 @@ mod tests {
                 nodes,
                 ..Status::default()
             },
-        );
+        )
+        .html();
         for text in [
             ">http://a<",
             ">writer<",
@@ -339,7 +350,11 @@ mod tests {
         ] {
             assert!(page.contains(text), "{text}: {page}");
         }
-        assert!(status("x", "/", &Status::default()).contains("<div hidden><h2>Nodes"));
+        assert!(
+            status("x", "/", &Status::default())
+                .html()
+                .contains("<div hidden><h2>Nodes")
+        );
     }
 
     #[test]
@@ -355,7 +370,8 @@ mod tests {
                 relays: vec![relay],
                 ..Status::default()
             },
-        );
+        )
+        .html();
         assert!(page.contains("wss://x/&lt;b&gt;") && !page.contains("<b>"));
     }
 }

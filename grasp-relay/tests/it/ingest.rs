@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use grasp_core::admission::{
-    FanOut, FanOutLimits, Hold, KnownAnnouncement, MaintainedRepo, Needs, Policy, Presence,
-    Rejection, Share, Verdict,
+    FanOut, FanOutLimits, Hold, KnownAnnouncement, MaintainedRepo, Policy, Presence, Rejection,
+    Share, Verdict,
 };
 use grasp_core::maintainers::maintainer_lists;
 use grasp_core::nip34::Announcement;
@@ -37,7 +37,11 @@ struct ScriptedGit {
 }
 
 impl GitBackend for ScriptedGit {
-    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+    fn facts(
+        &self,
+        event: Arc<Event>,
+        _: Option<RepoId>,
+    ) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         let is_held = self
             .held
             .lock()
@@ -83,10 +87,14 @@ impl CompleteGit {
 }
 
 impl GitBackend for CompleteGit {
-    fn facts(&self, event: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+    fn facts(
+        &self,
+        _: Arc<Event>,
+        repo: Option<RepoId>,
+    ) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async move {
             let mut facts = GitFacts::default();
-            let Some(repo) = Needs::of(&event).repo else {
+            let Some(repo) = repo else {
                 return Ok(facts);
             };
             let known = self.announcements(&repo.identifier).await;
@@ -687,7 +695,11 @@ struct ReleasingGit {
 }
 
 impl GitBackend for ReleasingGit {
-    fn facts(&self, _: Arc<Event>) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
+    fn facts(
+        &self,
+        _: Arc<Event>,
+        _: Option<RepoId>,
+    ) -> BoxFuture<'_, Result<GitFacts, StoreError>> {
         Box::pin(async {
             let released = vec![Arc::clone(&self.announcement)];
             self.store

@@ -1,5 +1,7 @@
 //! Tests of the public interface of this crate.
 #![allow(clippy::unwrap_used)]
+// A scenario, or a table of cases, reads from top to bottom.
+#![allow(clippy::too_many_lines)]
 
 mod ingest;
 mod purgatory;
@@ -22,3 +24,5 @@ mod limits;
 mod negentropy;
 mod relay;
 mod shutdown;
+#[cfg(feature = "tls")]
+mod tls;

@@ -87,6 +87,7 @@ impl Relay {
                 limits,
                 trusted_proxies: vec![],
                 node_key: None,
+                pages: Default::default(),
             },
             clock,
             extra: axum::Router::new(),

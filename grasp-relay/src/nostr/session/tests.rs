@@ -20,6 +20,7 @@ fn session(limits: Limits) -> Session {
         limits,
         trusted_proxies: Vec::new(),
         node_key: None,
+        pages: Default::default(),
     };
     Session::new(NOW, Arc::new(config), "riddle".into())
 }

@@ -363,7 +363,7 @@ pub(super) async fn refs_go_with_their_event_however_it_is_removed(store: &dyn S
             "vanishing" => {
                 save(store, &[&sign(&alice, 62, NOW, &[["relay", "ALL_RELAYS"]])]).await;
             }
-            "sweep" => assert_eq!(store.sweep(time(NOW + 10)).await.unwrap(), 1),
+            "sweep" => assert_eq!(store.sweep(time(NOW + 10)).await.unwrap().events, 1),
             _ => {
                 let report = store
                     .save_events(vec![state(&alice, NOW - 2)], time(NOW + 10))

@@ -356,18 +356,16 @@ pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &
     let affected = async |request: Arc<Event>| {
         let commit = store.save_events(vec![request], time(NOW)).await.unwrap();
         assert_eq!(commit.saved, [Outcome::Stored]);
-        commit.affected
+        (commit.affected, commit.removed)
     };
     // A replacement reports nothing.
-    let none = BTreeSet::new();
-    assert_eq!(
-        affected(ALICE.writes(30_617).tag("d", "x").done()).await,
-        none
-    );
+    let none = (BTreeSet::new(), BTreeSet::new());
+    let replacement = ALICE.writes(30_617).tag("d", "x").done();
+    assert_eq!(affected(Arc::clone(&replacement)).await, none);
     let own = BTreeSet::from([of(ALICE, "x")]);
     assert_eq!(
         affected(ALICE.writes(5).tag("a", to("x")).done()).await,
-        own
+        (own, BTreeSet::from([replacement.id]))
     );
     assert_eq!(
         affected(ALICE.writes(5).tag("e", announced.id).done()).await,
@@ -376,5 +374,9 @@ pub(super) async fn a_request_reports_the_repositories_that_lost_events(store: &
     // Those that it names, and its author's of the same names.
     let named = BTreeSet::from([of(ALICE, "y"), of(ALICE, "z"), of(BOB, "z")]);
     let vanish = ALICE.writes(62).at(NOW).tag("relay", "ALL_RELAYS").done();
-    assert_eq!(affected(vanish).await, named);
+    let (affected, removed) = affected(vanish).await;
+    assert_eq!(affected, named);
+    // Her deletion requests go too, but not what is Bob's.
+    assert!(removed.is_superset(&BTreeSet::from([proposal.id, issue.id])));
+    assert!(!removed.contains(&same_name.id));
 }

@@ -23,7 +23,7 @@ async fn request(store: &dyn EventStore) -> (Arc<Event>, Arc<Event>) {
 }
 
 async fn swept(store: &dyn EventStore, now: u64) -> u64 {
-    store.sweep(time(now)).await.unwrap()
+    store.sweep(time(now)).await.unwrap().events
 }
 
 pub(super) async fn an_unused_deletion_request_is_served_for_its_term_only(store: &dyn EventStore) {

@@ -142,9 +142,9 @@ pub(super) async fn a_sweep_removes_expired_events(store: &dyn EventStore) {
         .await;
     }
     stored(store, &ALICE.writes(1).done()).await;
-    assert_eq!(store.sweep(time(NOW)).await.unwrap(), 0);
-    assert_eq!(store.sweep(time(NOW + 2)).await.unwrap(), 2);
-    assert_eq!(store.sweep(time(NOW + 2)).await.unwrap(), 0);
+    assert_eq!(store.sweep(time(NOW)).await.unwrap().events, 0);
+    assert_eq!(store.sweep(time(NOW + 2)).await.unwrap().events, 2);
+    assert_eq!(store.sweep(time(NOW + 2)).await.unwrap().events, 0);
     assert_eq!(find(store, Filter::new()).await.len(), 2);
 }
 

@@ -17,7 +17,7 @@ use grasp_core::nip34::{Announcement, Proposal, References};
 use grasp_core::{RepoId, Version, kinds};
 use grasp_relay::store::{
     EventChunks, EventStore, Inventory, Present, SaveReport, StoreError, StoreFuture, StoreRules,
-    StoredEvent,
+    StoredEvent, SweepReport,
 };
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::Filter;
@@ -41,6 +41,8 @@ struct State {
     delisted: BTreeMap<Coordinate, Version>,
     /// Repositories that lost events, until a commit reports them.
     affected: BTreeSet<RepoId>,
+    /// Events that were removed without a replacement, until it is reported.
+    removed: BTreeSet<EventId>,
     closed: bool,
 }
 
@@ -90,6 +92,7 @@ impl EventStore for MemoryStore {
             SaveReport {
                 saved,
                 affected: std::mem::take(&mut state.affected),
+                removed: std::mem::take(&mut state.removed),
             }
         })
     }
@@ -239,7 +242,7 @@ impl EventStore for MemoryStore {
         })
     }
 
-    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, SweepReport> {
         self.with(|rules, state| {
             let expired = state.expire(now);
             let retired = ago(now, rules.deletions_served);
@@ -254,7 +257,10 @@ impl EventStore for MemoryStore {
                 due.insert(request.event.id);
             }
             state.requests.retain(|request| request.clock > forgotten);
-            expired + state.erase(|event| due.contains(&event.id))
+            SweepReport {
+                events: expired + state.erase(|event| due.contains(&event.id)),
+                removed: std::mem::take(&mut state.removed),
+            }
         })
     }
 
@@ -431,9 +437,10 @@ impl State {
 
     /// Erases events that no other version replaces, and notes the repositories whose git data they were about.
     fn take_away(&mut self, gone: impl Fn(&Event) -> bool) -> u64 {
-        let served = self.served.iter().filter(|event| gone(event));
-        self.affected
-            .extend(served.flat_map(|event| repositories_of(event)));
+        for event in self.served.iter().filter(|event| gone(event)) {
+            self.affected.extend(repositories_of(event));
+            self.removed.insert(event.id);
+        }
         self.erase(gone)
     }
 

@@ -134,22 +134,9 @@ impl PostgresTables<'_> {
         rows.add_copies(&copies)?;
         rows.add_requests(&gates)?;
         rows.add_requests(&requests)?;
-        for row in vanished {
-            rows.vanished
-                .insert(PublicKey::from_byte_array(bytes(&row, 0)?), get(&row, 1)?);
-        }
-        for row in delisted {
-            rows.delisted.insert(bytes(&row, 0)?, position(&row, 1)?);
-        }
-        for row in views {
-            let owner = PublicKey::from_byte_array(bytes(&row, 2)?);
-            let key = RepoKey {
-                endpoint: get(&row, 0)?,
-                identifier: get(&row, 1)?,
-                owner,
-            };
-            rows.views.insert(key, get(&row, 3)?);
-        }
+        rows.add_vanished(&vanished)?;
+        rows.add_delisted(&delisted)?;
+        rows.add_views(&views)?;
         Ok(())
     }
 
@@ -249,6 +236,33 @@ impl WorkingSet {
                 new: None,
             };
             self.add_copy(get(row, 0)?, copy);
+        }
+        Ok(())
+    }
+
+    fn add_vanished(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        for row in rows {
+            let author = PublicKey::from_byte_array(bytes(row, 0)?);
+            self.vanished.insert(author, get(row, 1)?);
+        }
+        Ok(())
+    }
+
+    fn add_delisted(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        for row in rows {
+            self.delisted.insert(bytes(row, 0)?, position(row, 1)?);
+        }
+        Ok(())
+    }
+
+    fn add_views(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        for row in rows {
+            let key = RepoKey {
+                endpoint: get(row, 0)?,
+                identifier: get(row, 1)?,
+                owner: PublicKey::from_byte_array(bytes(row, 2)?),
+            };
+            self.views.insert(key, get(row, 3)?);
         }
         Ok(())
     }

@@ -1,0 +1,306 @@
+//! What a repository is made of: its licence, its languages, and the names of its people.
+
+use std::collections::BTreeMap;
+
+use grasp_core::Oid;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::tree::{Entry, EntryKind};
+use super::{Context, PageError, Work};
+
+/// Bytes of the list of all files. Larger repositories show no languages.
+const MAX_LIST: usize = 4 * 1024 * 1024;
+
+/// Languages that are named.
+const MAX_LANGUAGES: usize = 6;
+
+/// Languages by the ends of file names. Documents and data are none.
+const LANGUAGES: [(&str, &str); 52] = [
+    ("rs", "Rust"),
+    ("c", "C"),
+    ("h", "C"),
+    ("cpp", "C++"),
+    ("cc", "C++"),
+    ("hpp", "C++"),
+    ("go", "Go"),
+    ("py", "Python"),
+    ("js", "JavaScript"),
+    ("mjs", "JavaScript"),
+    ("jsx", "JavaScript"),
+    ("ts", "TypeScript"),
+    ("tsx", "TypeScript"),
+    ("java", "Java"),
+    ("kt", "Kotlin"),
+    ("kts", "Kotlin"),
+    ("swift", "Swift"),
+    ("m", "Objective-C"),
+    ("rb", "Ruby"),
+    ("php", "PHP"),
+    ("pl", "Perl"),
+    ("pm", "Perl"),
+    ("sh", "Shell"),
+    ("bash", "Shell"),
+    ("zsh", "Shell"),
+    ("fish", "Shell"),
+    ("ps1", "PowerShell"),
+    ("lua", "Lua"),
+    ("zig", "Zig"),
+    ("hs", "Haskell"),
+    ("ml", "OCaml"),
+    ("mli", "OCaml"),
+    ("ex", "Elixir"),
+    ("exs", "Elixir"),
+    ("erl", "Erlang"),
+    ("clj", "Clojure"),
+    ("scala", "Scala"),
+    ("cs", "C#"),
+    ("fs", "F#"),
+    ("dart", "Dart"),
+    ("r", "R"),
+    ("jl", "Julia"),
+    ("nim", "Nim"),
+    ("nix", "Nix"),
+    ("el", "Emacs Lisp"),
+    ("lisp", "Common Lisp"),
+    ("sql", "SQL"),
+    ("html", "HTML"),
+    ("css", "CSS"),
+    ("scss", "SCSS"),
+    ("vue", "Vue"),
+    ("svelte", "Svelte"),
+];
+
+/// Colours of the languages, each readable as an area beside the others in both schemes.
+const COLOURS: [&str; MAX_LANGUAGES] = [
+    "#4c78a8", "#e07b39", "#54a24b", "#b279a2", "#c9a227", "#6b7785",
+];
+
+/// A language and its share in percent, rounded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Language {
+    name: &'static str,
+    tenths: u64,
+}
+
+/// Reads how much of each language a commit has.
+pub(super) async fn read_languages(
+    context: &Context<'_>,
+    work: &Work,
+    commit: Oid,
+) -> Result<Vec<Language>, PageError> {
+    let request = context.request;
+    let commit = commit.to_string();
+    let arguments = ["-r", "-l", "-z", "--full-tree", &commit];
+    let (repos, repo) = (&request.repos, &request.repo);
+    let listed = repos.run_for_page(repo, work, "ls-tree", &arguments, MAX_LIST);
+    match listed.await? {
+        (_, true) => Ok(Vec::new()),
+        (output, false) => Ok(work.run(move || languages_of(&output)).await?),
+    }
+}
+
+/// Counts the bytes of each language in a list of `git ls-tree -r -l -z`.
+fn languages_of(list: &[u8]) -> Vec<Language> {
+    let mut bytes: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for line in list.split(|byte| *byte == 0) {
+        let line = String::from_utf8_lossy(line);
+        let Some((about, path)) = line.split_once('\t') else {
+            continue;
+        };
+        let size = about
+            .rsplit(' ')
+            .next()
+            .and_then(|size| size.parse::<u64>().ok());
+        let file = path.rsplit('/').next().unwrap_or_default();
+        let end = file.rsplit_once('.').map_or("", |(_, end)| end);
+        let language = LANGUAGES.iter().find(|(known, _)| *known == end);
+        if let (Some(size), Some((_, language))) = (size, language) {
+            let sum = bytes.entry(language).or_default();
+            *sum = sum.saturating_add(size);
+        }
+    }
+    let all = bytes
+        .values()
+        .fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+    let mut languages: Vec<Language> = bytes
+        .into_iter()
+        .map(|(name, bytes)| Language {
+            name,
+            tenths: u128::from(bytes)
+                .saturating_mul(1_000)
+                .checked_div(u128::from(all))
+                .and_then(|tenths| tenths.try_into().ok())
+                .unwrap_or(0),
+        })
+        .filter(|language| language.tenths > 0)
+        .collect();
+    languages.sort_by(|a, b| b.tenths.cmp(&a.tenths).then_with(|| a.name.cmp(b.name)));
+    languages.truncate(MAX_LANGUAGES);
+    languages
+}
+
+/// Returns the languages as a bar and a list.
+pub(super) fn languages(languages: &[Language]) -> Markup {
+    if languages.is_empty() {
+        return html! {};
+    }
+    let mut start = 0;
+    let mut parts = Vec::new();
+    for (language, colour) in languages.iter().zip(COLOURS) {
+        parts.push((start, language, colour));
+        start += language.tenths;
+    }
+    html! {
+        h2 { "Languages" }
+        svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true" {
+            @for (start, language, colour) in &parts {
+                rect x=(start) y="0" width=(language.tenths) height="10" fill=(colour) {}
+            }
+        }
+        ul class="langs" {
+            @for (_, language, colour) in &parts {
+                li {
+                    svg width="10" height="10" aria-hidden="true" { circle cx="5" cy="5" r="5" fill=(colour) {} }
+                    " " (language.name) " " (language.tenths / 10) "." (language.tenths % 10) " %"
+                }
+            }
+        }
+    }
+}
+
+/// Returns the file with the licence of a repository.
+pub(super) fn licence_file(entries: &[Entry]) -> Option<&str> {
+    let files = entries.iter().filter(|entry| entry.kind == EntryKind::File);
+    let mut names = files.filter_map(Entry::name);
+    names.find(|name| {
+        let name = name.to_ascii_uppercase();
+        ["LICENSE", "LICENCE", "COPYING", "UNLICENSE"]
+            .iter()
+            .any(|start| name.starts_with(start))
+    })
+}
+
+/// Words by which licences are known, the more specific first.
+const LICENCES: [(&str, &str); 13] = [
+    ("gnu affero general public license", "AGPL"),
+    ("gnu lesser general public license", "LGPL"),
+    ("gnu general public license version 3", "GPL-3.0"),
+    ("gnu general public license version 2", "GPL-2.0"),
+    ("mozilla public license version 2.0", "MPL-2.0"),
+    ("apache license version 2.0", "Apache-2.0"),
+    ("boost software license", "BSL-1.0"),
+    ("permission to use, copy, modify, and/or distribute", "ISC"),
+    ("permission is hereby granted, free of charge", "MIT"),
+    ("neither the name of", "BSD-3-Clause"),
+    (
+        "redistribution and use in source and binary forms",
+        "BSD-2-Clause",
+    ),
+    ("this is free and unencumbered software", "Unlicense"),
+    ("cc0 1.0 universal", "CC0-1.0"),
+];
+
+/// Returns the licence that a text is.
+pub(super) fn identify(text: &str) -> Option<&'static str> {
+    let words: Vec<&str> = text.split_whitespace().take(2_000).collect();
+    let text = words
+        .join(" ")
+        .to_lowercase()
+        .replace("license, version", "license version");
+    // Texts of licences name others further down.
+    let found = LICENCES
+        .iter()
+        .filter_map(|(words, name)| Some((text.find(words)?, *name)));
+    let known = found.min_by_key(|(at, _)| *at);
+    match known {
+        // The last clause tells the two apart.
+        Some((_, "BSD-2-Clause")) if text.contains("neither the name") => Some("BSD-3-Clause"),
+        known => known.map(|(_, name)| name),
+    }
+}
+
+pub(super) fn licence(licence: Option<&'static str>) -> Markup {
+    html! { @if let Some(licence) = licence { h2 { "Licence" } p { (licence) } } }
+}
+
+/// Returns the name that a profile (kind 0) has.
+pub(super) fn name_of(profile: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Profile {
+        #[serde(default)]
+        display_name: Option<String>,
+        #[serde(default)]
+        name: Option<String>,
+    }
+    const MAX_CHARS: usize = 40;
+    let profile: Profile = serde_json::from_str(profile).ok()?;
+    let names = [profile.display_name, profile.name];
+    let name = names
+        .into_iter()
+        .flatten()
+        .find(|name| !name.trim().is_empty())?;
+    Some(
+        name.trim()
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(MAX_CHARS)
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn languages_are_counted_by_bytes() {
+        let list = [
+            "100644 blob a     300\tsrc/a.rs",
+            "100644 blob b     100\tb.py",
+            "160000 commit c       -\tx.rs",
+            "100644 blob d  999\tREADME.md",
+            "garbage",
+        ];
+        let list = list.join("\0");
+        let counted = languages_of(list.as_bytes());
+        let shares: Vec<_> = counted.iter().map(|it| (it.name, it.tenths)).collect();
+        assert_eq!(shares, [("Rust", 750), ("Python", 250)]);
+        assert!(languages(&counted).0.contains("75.0 %"));
+        assert_eq!(languages_of(b""), []);
+    }
+
+    #[test]
+    fn licences_are_known_by_their_words() {
+        let mit = "MIT License\n\nPermission is hereby granted,\nfree of charge, to any person";
+        assert_eq!(identify(mit), Some("MIT"));
+        assert_eq!(
+            identify("Apache License\n  Version 2.0, January 2004"),
+            Some("Apache-2.0")
+        );
+        let gpl = "GNU GENERAL PUBLIC LICENSE\nVersion 3 … the GNU Affero General Public License";
+        assert_eq!(identify(gpl), Some("GPL-3.0"));
+        assert_eq!(identify("all rights reserved"), None);
+    }
+
+    #[test]
+    fn names_are_those_of_profiles() {
+        assert_eq!(
+            name_of(r#"{"name":"al","display_name":" Al "}"#),
+            Some("Al".into())
+        );
+        assert_eq!(
+            name_of(r#"{"name":"al","display_name":""}"#),
+            Some("al".into())
+        );
+        for none in ["", "[]", "{}", r#"{"name":1}"#, r#"{"name":"  "}"#] {
+            assert_eq!(name_of(none), None, "{none}");
+        }
+        assert_eq!(
+            name_of(&format!("{{\"name\":\"{}\"}}", "x".repeat(99)))
+                .unwrap()
+                .len(),
+            40
+        );
+    }
+}

@@ -1,0 +1,419 @@
+//! The pages of a repository that do not follow from its git data: threads, feeds, and the servers that are in step.
+
+use std::collections::BTreeSet;
+
+use grasp_core::kinds;
+use grasp_core::threads::Thread;
+use maud::html;
+use nostr::event::{Event, EventId};
+use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
+
+use super::{Caching, Context, Made, PageError, Site, Tab, Version, Work};
+use crate::web::feed::{ATOM, Entry, Feed};
+use crate::web::servers::{self, ServerRows};
+use crate::web::threads::{
+    self, ListQuery, Names, ThreadKind, ThreadPage, ThreadReader, nevent, parse_event,
+};
+use crate::web::{shortened, shown};
+
+/// Entries of a feed.
+const MAX_ENTRIES: usize = 50;
+
+/// Characters of the text of an entry.
+const MAX_SUMMARY_CHARS: usize = 1_000;
+
+/// Seconds after which a page with names and ages of other events is made again.
+const REFRESH_SECONDS: u64 = 600;
+
+/// What a feed is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FeedKind {
+    Threads(ThreadKind),
+    Releases,
+}
+
+/// A page of this part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Collaboration {
+    /// The issues, or the patches and pull requests.
+    List(ThreadKind, ListQuery),
+    /// One of them.
+    Thread(ThreadKind, EventId),
+    /// The announced servers, and whether they are in step.
+    Servers,
+    ServersJson,
+    Badge,
+    Feed(FeedKind),
+}
+
+impl Collaboration {
+    /// Returns the page that a path below a repository names; `None` if it names none.
+    pub(super) fn parse(page: &str, rest: &str, query: &str) -> Option<Self> {
+        let kind = match page {
+            "issues" => Some(ThreadKind::Issues),
+            "pulls" => Some(ThreadKind::Pulls),
+            _ => None,
+        };
+        match (kind, page, rest) {
+            (Some(kind), _, "") => Some(Self::List(kind, ListQuery::parse(query))),
+            (Some(kind), _, event) => Some(Self::Thread(kind, parse_event(event)?)),
+            (None, "servers", "") => Some(Self::Servers),
+            (None, "servers.json", "") => Some(Self::ServersJson),
+            (None, "badge.svg", "") => Some(Self::Badge),
+            (None, "feed", "issues.atom") => {
+                Some(Self::Feed(FeedKind::Threads(ThreadKind::Issues)))
+            }
+            (None, "feed", "pulls.atom") => Some(Self::Feed(FeedKind::Threads(ThreadKind::Pulls))),
+            (None, "feed", "releases.atom") => Some(Self::Feed(FeedKind::Releases)),
+            _ => None,
+        }
+    }
+
+    /// Returns what decides whether the page is the current one. Reading that from the store is work, too, so it takes a slot
+    /// and is charged.
+    pub(super) async fn version(&self, context: &Context<'_>) -> Result<Version, PageError> {
+        let host = &context.site.host;
+        let work = host.repos.git().begin_page(context.request.claimant);
+        let work = work.await?;
+        let began = host.clock.now().mono;
+        let tag = self.tag(context).await;
+        work.charge(host.clock.now().mono - began);
+        Ok(Version {
+            tag: tag?,
+            caching: Caching::Revalidate,
+            is_costly: false,
+        })
+    }
+
+    /// Returns a text that changes whenever the page may.
+    async fn tag(&self, context: &Context<'_>) -> Result<String, PageError> {
+        let now = context.now() / REFRESH_SECONDS;
+        Ok(match self {
+            Self::List(kind, _) | Self::Feed(FeedKind::Threads(kind)) => {
+                let reader = context.threads().await?;
+                format!("{}-{now}", reader.version(*kind).await?)
+            }
+            Self::Thread(_, id) => {
+                let reader = context.threads().await?;
+                format!("{}-{now}", reader.thread_version(*id).await?)
+            }
+            Self::Feed(FeedKind::Releases) => {
+                let ids = context.releases().await?;
+                let ids = ids.iter().map(|event| event.id.to_hex());
+                format!("r{}", ids.collect::<Vec<_>>().join("-"))
+            }
+            Self::Servers | Self::ServersJson | Self::Badge => {
+                let rows = context.servers().await?;
+                let hash = bitcoin_hashes::sha256::Hash::hash(servers::json(&rows).as_bytes());
+                format!("{hash}-{}", context.now() / 60)
+            }
+        })
+    }
+
+    /// Makes the page.
+    pub(super) async fn make(&self, context: &Context<'_>, work: &Work) -> Result<Made, PageError> {
+        let clock = &context.site.host.clock;
+        let began = clock.now().mono;
+        let made = self.made(context).await;
+        work.charge(clock.now().mono - began);
+        made
+    }
+
+    async fn made(&self, context: &Context<'_>) -> Result<Made, PageError> {
+        match self {
+            Self::List(kind, query) => list(context, *kind, query).await,
+            Self::Thread(kind, id) => thread(context, *kind, *id).await,
+            Self::Feed(FeedKind::Threads(kind)) => thread_feed(context, *kind).await,
+            Self::Feed(FeedKind::Releases) => release_feed(context).await,
+            Self::Servers => {
+                let rows = context.servers().await?;
+                let content = servers::table(&rows, context.now());
+                let page = context.page("Servers", Tab::Servers, content);
+                Ok(Made::Page(page))
+            }
+            Self::ServersJson => Ok(Made::Text {
+                content_type: "application/json",
+                text: servers::json(&context.servers().await?),
+            }),
+            Self::Badge => Ok(Made::Text {
+                content_type: "image/svg+xml",
+                text: servers::badge(&context.servers().await?),
+            }),
+        }
+    }
+}
+
+async fn list(
+    context: &Context<'_>,
+    kind: ThreadKind,
+    query: &ListQuery,
+) -> Result<Made, PageError> {
+    let reader = context.threads().await?;
+    let list = reader.list(kind).await?;
+    let authors = list.rows.iter().map(|(root, _)| root.author);
+    let names = reader.names(authors.collect()).await?;
+    let base = format!("{}/{}", context.base(), kind.path());
+    let content = html! {
+        (threads::list(&base, kind, &list, query, &names))
+        p class="small" {
+            a href={ (context.base()) "/feed/" (kind.path()) ".atom" } { "Atom feed" } " · "
+            "to open one, use " a href={ (context.site.settings.web_client) } rel="noopener" { "a web client" } " or another nostr client"
+        }
+    };
+    let mut page = context.page(kind.title(), Tab::of(kind), content);
+    if *query != ListQuery::default() {
+        page = page.without_index();
+    }
+    Ok(Made::Page(page))
+}
+
+async fn thread(context: &Context<'_>, kind: ThreadKind, id: EventId) -> Result<Made, PageError> {
+    let reader = context.threads().await?;
+    let thread = reader.thread(id, kind).await?.ok_or(PageError::NotFound)?;
+    let names = reader.names(people(&thread)).await?;
+    let checks = match thread.tip() {
+        Some(tip) => reader.checks(&tip.commit).await?,
+        None => Vec::new(),
+    };
+    let base = context.base();
+    let list = format!("{base}/{}", kind.path());
+    let service = context.service();
+    let content = threads::thread(&ThreadPage {
+        thread: &thread,
+        names: &names,
+        checks: &checks,
+        base: &base,
+        list: &list,
+        clone: &service.repo_url(&context.request.address, context.site.secure),
+        web_client: &context.site.settings.web_client,
+        rendered: &[],
+    });
+    let page = context.page(&thread.summary.title, Tab::of(kind), content);
+    Ok(Made::Page(page))
+}
+
+/// Returns the people whose names the page of a thread shows.
+fn people(thread: &Thread) -> BTreeSet<PublicKey> {
+    let mut people = BTreeSet::from([thread.root.author]);
+    people.extend(thread.summary.change.map(|change| change.by));
+    people.extend(thread.cover.as_ref().map(|note| note.author));
+    people.extend(thread.patches.iter().map(|note| note.author));
+    people.extend(thread.comments.shown.iter().map(|comment| comment.author));
+    people
+}
+
+async fn thread_feed(context: &Context<'_>, kind: ThreadKind) -> Result<Made, PageError> {
+    let reader = context.threads().await?;
+    let list = reader.list(kind).await?;
+    let authors = list.rows.iter().map(|(root, _)| root.author);
+    let names = reader.names(authors.collect()).await?;
+    let url = context.url();
+    let link = format!("{url}/{}", kind.path());
+    let mut feed = Feed {
+        id: format!("{link}.atom"),
+        title: format!("{}: {}", context.name(), kind.title()),
+        own_link: format!("{url}/feed/{}.atom", kind.path()),
+        link: link.clone(),
+        entries: Vec::new(),
+    };
+    for (root, summary) in list.rows.iter().take(MAX_ENTRIES) {
+        let name = nevent(&root.id);
+        feed.entries.push(Entry {
+            id: format!("nostr:{name}"),
+            title: shown(&summary.title),
+            link: format!("{link}/{name}"),
+            author: author(&root.author, &names),
+            at: root.version.created_at,
+            summary: shown(&shortened(&root.text, MAX_SUMMARY_CHARS)),
+        });
+    }
+    Ok(atom(&feed))
+}
+
+async fn release_feed(context: &Context<'_>) -> Result<Made, PageError> {
+    let url = context.url();
+    let mut feed = Feed {
+        id: format!("{url}/releases.atom"),
+        title: format!("{}: releases", context.name()),
+        own_link: format!("{url}/feed/releases.atom"),
+        link: url.clone(),
+        entries: Vec::new(),
+    };
+    let client = &context.site.settings.web_client;
+    for event in context.releases().await? {
+        let name = nevent(&event.id);
+        let version = event.tags.iter().find(|tag| tag.kind() == "version");
+        let identifier = event.tags.iter().find(|tag| tag.kind() == "d");
+        let title = version.or(identifier).and_then(|tag| tag.content());
+        feed.entries.push(Entry {
+            id: format!("nostr:{name}"),
+            title: shown(&shortened(title.unwrap_or("release"), 200)),
+            link: format!("{client}/{name}"),
+            author: author(&event.pubkey, &Names::default()),
+            at: event.created_at,
+            summary: shown(&shortened(&event.content, MAX_SUMMARY_CHARS)),
+        });
+    }
+    Ok(atom(&feed))
+}
+
+fn atom(feed: &Feed) -> Made {
+    Made::Text {
+        content_type: ATOM,
+        text: feed.xml(),
+    }
+}
+
+/// Returns a person as text: its name for itself, and the beginning of its key.
+fn author(key: &PublicKey, names: &Names) -> String {
+    let start = crate::web::npub_start(key);
+    match names.get(key) {
+        Some(name) => format!("{} ({start})", shown(name)),
+        None => start,
+    }
+}
+
+impl Context<'_> {
+    /// Returns the time in Unix seconds.
+    fn now(&self) -> u64 {
+        self.site.host.clock.now().unix.as_secs()
+    }
+
+    /// Returns the name of the repository.
+    fn name(&self) -> String {
+        shown(self.request.address.identifier.as_str())
+    }
+
+    /// Returns the address of the repository.
+    fn url(&self) -> String {
+        let service = self.service();
+        service.repo_url(&self.request.address, self.site.secure)
+    }
+
+    async fn threads(&self) -> Result<ThreadReader<'_>, PageError> {
+        let host = &self.site.host;
+        let (model, now) = (host.policy.model, host.clock.now().unix);
+        let reader = ThreadReader::open(&*host.store, now, model, &self.request.repo);
+        Ok(reader.await?)
+    }
+
+    /// Reads the releases of the repository by its maintainers (NIP-82), the newest first.
+    async fn releases(&self) -> Result<Vec<Event>, PageError> {
+        let reader = self.threads().await?;
+        let maintainers = reader.scope().maintainers().clone();
+        if maintainers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names = reader.scope().coordinates().iter().map(ToString::to_string);
+        let filter = Filter::new()
+            .kind(kinds::SOFTWARE_RELEASE)
+            .authors(maintainers)
+            .custom_tags(SingleLetterTag::LOWERCASE_A, names)
+            .limit(MAX_ENTRIES);
+        Ok(self.site.events(filter).await?)
+    }
+
+    /// Returns the announced servers with what is known of them, and notes the visit.
+    async fn servers(&self) -> Result<ServerRows, PageError> {
+        let announcement = self.announcement().await?.ok_or(PageError::NotFound)?;
+        let surroundings = &self.site.surroundings;
+        let steps = match &surroundings.in_step {
+            Some(in_step) => in_step.visit(&announcement.repo),
+            None => Default::default(),
+        };
+        let relays = match &surroundings.relays {
+            Some(relays) => relays().await,
+            None => Vec::new(),
+        };
+        Ok(ServerRows::of(
+            self.service(),
+            &announcement,
+            &steps,
+            &relays,
+        ))
+    }
+}
+
+impl Site {
+    /// Returns where the page of an event is: here, or in a web client.
+    pub(super) async fn event_address(&self, name: &str) -> Result<String, PageError> {
+        let Some(id) = parse_event(name) else {
+            // Another name, such as `naddr1…`, is for the client to read.
+            let is_name = name.len() <= 1_000 && name.bytes().all(|it| it.is_ascii_alphanumeric());
+            let is_public = !name.starts_with("nsec") && !name.starts_with("ncryptsec");
+            return match is_name && is_public && name.contains('1') {
+                true => Ok(format!("{}/{name}", self.settings.web_client)),
+                false => Err(PageError::NotFound),
+            };
+        };
+        let found = self.events(Filter::new().id(id)).await?;
+        if let Some(event) = found.first() {
+            let root = match grasp_core::threads::root_named_by(event) {
+                Some(root) if root != event.id => self.events(Filter::new().id(root)).await?,
+                _ => Vec::new(),
+            };
+            for (root, anchor) in [(root.first(), true), (Some(event), false)] {
+                let Some(root) = root else { continue };
+                if let Some(path) = self.thread_path(root).await? {
+                    let place = threads::anchor(&id);
+                    return Ok(match anchor {
+                        true => format!("{path}#{place}"),
+                        false => path,
+                    });
+                }
+            }
+        }
+        Ok(format!("{}/{}", self.settings.web_client, nevent(&id)))
+    }
+
+    /// Returns the path of the page of a thread, if its repository is hosted here.
+    async fn thread_path(&self, root: &Event) -> Result<Option<String>, PageError> {
+        let kind = match root.kind {
+            kind if kind == kinds::ISSUE => ThreadKind::Issues,
+            kind if kind == kinds::PATCH || kind == kinds::PULL_REQUEST => ThreadKind::Pulls,
+            _ => return Ok(None),
+        };
+        let mut named: Vec<_> = grasp_core::nip34::repo_refs(root).into_iter().collect();
+        named.truncate(16);
+        for repo in named {
+            let Some(shown) = self.host.repos.resolve(&repo).await? else {
+                continue;
+            };
+            let now = self.host.clock.now().unix;
+            let model = self.host.policy.model;
+            let reader = ThreadReader::open(&*self.host.store, now, model, &shown).await?;
+            if reader.thread(root.id, kind).await?.is_some() {
+                let path = self.host.policy.service.repo_path(&repo);
+                return Ok(Some(format!("{path}/{}/{}", kind.path(), nevent(&root.id))));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_has_one_path() {
+        let id = EventId::from_slice(&[7; 32]).unwrap();
+        let parse = |page, rest: &str| Collaboration::parse(page, rest, "state=closed");
+        let query = ListQuery::parse("state=closed");
+        let list = Collaboration::List(ThreadKind::Pulls, query);
+        assert_eq!(parse("pulls", ""), Some(list));
+        let thread = Collaboration::Thread(ThreadKind::Issues, id);
+        assert_eq!(parse("issues", &nevent(&id)), Some(thread));
+        assert_eq!(parse("badge.svg", ""), Some(Collaboration::Badge));
+        for (page, rest) in [
+            ("issues", "x"),
+            ("issues", "nevent1"),
+            ("servers", "x"),
+            ("feed", "all.atom"),
+            ("feed", ""),
+        ] {
+            assert_eq!(parse(page, rest), None, "{page}/{rest}");
+        }
+    }
+}

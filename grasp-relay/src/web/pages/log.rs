@@ -1,0 +1,141 @@
+//! The commits of a branch, newest first.
+
+use grasp_core::Oid;
+use maud::{Markup, html};
+
+use super::revision::{Revision, encode};
+use super::{Context, Page, PageError, Tab, Work, content};
+use crate::web::{format_age, shown};
+
+/// Commits on one page.
+const PER_PAGE: usize = 50;
+
+/// Bytes of their list.
+const MAX_BYTES: usize = 1024 * 1024;
+
+/// A commit in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LogEntry {
+    pub(super) oid: Oid,
+    pub(super) author: String,
+    /// In Unix seconds.
+    pub(super) date: u64,
+    pub(super) subject: String,
+    is_merge: bool,
+}
+
+impl LogEntry {
+    /// Parses the fields of one commit.
+    fn parse(fields: &[&str]) -> Option<Self> {
+        let [oid, parents, author, date, subject] = fields else {
+            return None;
+        };
+        Some(Self {
+            oid: oid.trim_start().parse().ok()?,
+            is_merge: parents.contains(' '),
+            author: (*author).to_owned(),
+            date: date.parse().unwrap_or(0),
+            subject: (*subject).to_owned(),
+        })
+    }
+}
+
+/// Lists commits from one on, newest first; of a merge only the branch that was merged into.
+pub(super) async fn list(
+    context: &Context<'_>,
+    work: &Work,
+    from: Oid,
+    count: usize,
+) -> Result<Vec<LogEntry>, PageError> {
+    let request = context.request;
+    let from = from.to_string();
+    let count = format!("--max-count={count}");
+    let arguments = [
+        "--first-parent",
+        "--no-color",
+        "--encoding=UTF-8",
+        "--format=tformat:%H%x00%P%x00%an%x00%at%x00%s%x00",
+        &count,
+        &from,
+        "--",
+    ];
+    let (repos, repo) = (&request.repos, &request.repo);
+    let listed = repos.run_for_page(repo, work, "log", &arguments, MAX_BYTES);
+    let (output, _) = listed.await?;
+    let text = String::from_utf8_lossy(&output);
+    let fields: Vec<&str> = text.split('\0').collect();
+    Ok(fields.chunks_exact(5).filter_map(LogEntry::parse).collect())
+}
+
+pub(super) async fn make(
+    context: &Context<'_>,
+    work: &Work,
+    revision: &Revision,
+    from: Option<Oid>,
+) -> Result<Page, PageError> {
+    let start = from.unwrap_or(revision.commit);
+    let commits = list(context, work, start, PER_PAGE + 1).await?;
+    let now = context.site.host.clock.now().unix.as_secs();
+    let base = context.base();
+    let older = commits.get(PER_PAGE);
+    let has_merges = commits.iter().any(|commit| commit.is_merge);
+    let content = html! {
+        h1 { "Commits of " bdi { (shown(&revision.name)) } }
+        (content::proposed(revision))
+        @if has_merges { p class="small" { "The commits of a merged branch are behind its merge." } }
+        ol class="log" {
+            @for commit in commits.iter().take(PER_PAGE) { (item(&base, commit, now)) }
+        }
+        @if let Some(older) = older {
+            @let rev = encode(&revision.name);
+            p { a href=(format!("{base}/log/{rev}?from={}", older.oid)) rel="nofollow" { "Older commits" } }
+        }
+    };
+    let page = context.page(
+        &format!("Commits of {}", shown(&revision.name)),
+        Tab::Log,
+        content,
+    );
+    Ok(match from.is_none() && revision.is_named() {
+        true => page,
+        false => page.without_index(),
+    })
+}
+
+/// Returns a commit as an item of a list.
+pub(super) fn item(base: &str, commit: &LogEntry, now: u64) -> Markup {
+    let subject = match shown(&commit.subject) {
+        subject if subject.trim().is_empty() => "(no subject)".into(),
+        subject => subject,
+    };
+    html! {
+        li {
+            a href=(format!("{base}/commit/{}", commit.oid)) rel="nofollow" { bdi { (subject) } }
+            div class="small" {
+                bdi { (shown(&commit.author)) }
+                span { (format_age(now, Some(commit.date))) }
+                code { (format!("{:.10}", commit.oid)) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commits_are_parsed_by_their_fields() {
+        let oid = "a".repeat(40);
+        let id = format!("\n{oid}");
+        let fields = [id.as_str(), "b c", "Al <b>", "12", "s\u{1}\n"];
+        let entry = LogEntry::parse(&fields).unwrap();
+        assert!(entry.is_merge && entry.date == 12 && entry.author == "Al <b>");
+        assert_eq!(LogEntry::parse(&["x", "", "a", "1", "s"]), None);
+        let html = item("/x.git", &entry, 72).0;
+        assert!(
+            html.contains("1 minute ago") && html.contains("Al &lt;b&gt;"),
+            "{html}"
+        );
+    }
+}

@@ -1,0 +1,321 @@
+//! The page of a repository: what it is, how to clone it, what is in it, and whose it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::nip34::Announcement;
+use grasp_core::service::npub;
+use grasp_core::{Namespace, RepoId, kinds};
+use maud::{Markup, html};
+use nostr::filter::{Filter, SingleLetterTag};
+use nostr::key::PublicKey;
+
+use super::revision::{Belongs, Revision, encode};
+use super::tree::{self, Entry};
+use super::{Caching, Context, Page, PageError, Show, Tab, Version, Work, about, content, log};
+use crate::web::{self, RepositoryPage, npub_start, other_servers, shown};
+
+/// Maintainers that are named.
+const MAX_MAINTAINERS: usize = 32;
+
+/// What the page shows beside git data.
+#[derive(Clone, Debug, Default)]
+struct Facts {
+    announcement: Option<Announcement>,
+    issues: u64,
+    /// Pull requests and patches.
+    proposals: u64,
+}
+
+impl Facts {
+    async fn read(context: &Context<'_>) -> Result<Self, PageError> {
+        let repo = &context.request.address;
+        let named: Vec<String> = maintainers(context)
+            .into_iter()
+            .map(|key| RepoId::new(key, repo.identifier.clone()).to_string())
+            .collect();
+        let of = |kind| {
+            let tag = SingleLetterTag::LOWERCASE_A;
+            Filter::new().kind(kind).custom_tags(tag, named.clone())
+        };
+        let now = context.site.host.clock.now().unix;
+        let store = &context.site.host.store;
+        Ok(Self {
+            announcement: context.announcement().await?,
+            issues: store.count(vec![of(kinds::ISSUE)], now).await?,
+            proposals: store
+                .count(vec![of(kinds::PULL_REQUEST), of(kinds::PATCH)], now)
+                .await?,
+        })
+    }
+}
+
+/// Returns the keys that maintain the repository, its owner among them.
+fn maintainers(context: &Context<'_>) -> BTreeSet<PublicKey> {
+    let mut keys = context.view.maintainers.clone();
+    keys.insert(context.request.address.owner);
+    keys.into_iter().take(MAX_MAINTAINERS).collect()
+}
+
+/// Returns the version of the page, which follows from the refs, the newest announcement and the numbers of threads.
+pub(super) async fn version(context: &Context<'_>) -> Result<Version, PageError> {
+    let facts = Facts::read(context).await?;
+    let announcement = facts.announcement.map(|it| it.version.id.to_string());
+    Ok(Version {
+        tag: format!(
+            "g{}-{}-{}-{}",
+            context.view.generation.0,
+            announcement.unwrap_or_default(),
+            facts.issues,
+            facts.proposals
+        ),
+        caching: Caching::Revalidate,
+        is_costly: false,
+    })
+}
+
+pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, PageError> {
+    let facts = Facts::read(context).await?;
+    let announcement = facts.announcement.clone();
+    let refs = &context.view.refs;
+    let head = Some(&refs.head).filter(|head| refs.refs.contains_key(head));
+    if context.site.settings.show == Show::Basic {
+        let (branches, tags) = count(context);
+        let page_of = RepositoryPage {
+            repo: &context.request.address,
+            announcement: announcement.as_ref(),
+            head,
+            branches,
+            tags,
+        };
+        let (secure, client) = (context.site.secure, &context.site.settings.web_client);
+        return Ok(web::repository(context.service(), &page_of, secure, client));
+    }
+    let default = head.and_then(|head| Some((head, refs.refs.get(head)?)));
+    let revision = default.map(|(head, target)| Revision {
+        name: head.as_str().trim_start_matches("refs/heads/").to_owned(),
+        commit: target.peeled.unwrap_or(target.oid),
+        belongs: Belongs::Named,
+    });
+    let code = match &revision {
+        Some(revision) => Some(Code::read(context, work, revision).await?),
+        None => None,
+    };
+    let names = names(context, announcement.as_ref()).await?;
+    let title = announcement.as_ref().and_then(|it| it.name.as_deref());
+    let title = title.filter(|name| !name.trim().is_empty());
+    let title = shown(title.unwrap_or(context.request.address.identifier.as_str()));
+    let content = html! {
+        h1 { bdi { (title) } }
+        @if let Some(description) = announcement.as_ref().and_then(|it| it.description.as_deref()) {
+            p dir="auto" { (shown(description)) }
+        }
+        (clone_box(context))
+        div class="cols" {
+            div { (main_part(context, revision.as_ref(), code.as_ref())) }
+            aside aria-label="About" {
+                (numbers(context, &facts))
+                (people(context, &names))
+                @if let Some(code) = &code { (about::licence(code.licence)) (about::languages(&code.languages)) }
+                @if let Some(announcement) = &announcement { (other_servers(context.service(), announcement)) }
+            }
+        }
+    };
+    Ok(context.page("", Tab::Code, content))
+}
+
+/// What the page shows of the newest commit of the default branch.
+struct Code {
+    newest: Option<log::LogEntry>,
+    entries: Option<Vec<Entry>>,
+    readme: Option<(String, Markup)>,
+    licence: Option<&'static str>,
+    languages: Vec<about::Language>,
+}
+
+impl Code {
+    async fn read(
+        context: &Context<'_>,
+        work: &Work,
+        revision: &Revision,
+    ) -> Result<Self, PageError> {
+        let newest = log::list(context, work, revision.commit, 1).await?;
+        let request = context.request;
+        let mut reader = request.repos.read_objects(&request.repo, work).await?;
+        let name = tree::object_name(revision, &[]);
+        let entries = tree::read(&mut reader, &name, &revision.commit).await?;
+        let list = entries.as_deref().unwrap_or_default();
+        let mut readme = None;
+        if let Some(name) = tree::readme(list) {
+            let path = [name.to_owned()];
+            let object = tree::object_name(revision, &path);
+            let read = reader.content(&object, content::MAX_DOCUMENT).await?;
+            readme = read.map(|(_, text)| (path, text));
+        }
+        let mut licence = None;
+        if let Some(name) = about::licence_file(list) {
+            let object = tree::object_name(revision, &[name.to_owned()]);
+            let read = reader.content(&object, content::MAX_DOCUMENT).await?;
+            licence = read.and_then(|(_, text)| about::identify(&String::from_utf8_lossy(&text)));
+        }
+        reader.finish().await?;
+        let readme = match readme {
+            Some((path, text)) => {
+                let document = tree::document(context, work, revision, &path, &text).await;
+                let [name] = path;
+                Some((name, document))
+            }
+            None => None,
+        };
+        Ok(Self {
+            newest: newest.into_iter().next(),
+            languages: about::read_languages(context, work, revision.commit).await?,
+            entries,
+            readme,
+            licence,
+        })
+    }
+}
+
+fn main_part(context: &Context<'_>, revision: Option<&Revision>, code: Option<&Code>) -> Markup {
+    let (Some(revision), Some(code)) = (revision, code) else {
+        return html! {
+            h2 { "Nothing is here yet" }
+            p { "This repository is announced, and nothing was pushed to its default branch. With the " code { "grasp" } " command, in a working copy:" }
+            pre { "grasp push --server " (scheme(context)) "://" (context.service()) }
+        };
+    };
+    let now = context.site.host.clock.now().unix.as_secs();
+    let base = context.base();
+    html! {
+        h2 { "Newest commit" }
+        @if let Some(newest) = &code.newest { ol class="log" { (log::item(&base, newest, now)) } }
+        h2 { "Files at " a href=(format!("{base}/tree/{}", encode(&revision.name))) { bdi { (shown(&revision.name)) } } }
+        @match &code.entries {
+            Some(entries) => { (tree::table(&base, revision, &[], entries)) }
+            None => { p { "This directory is too large to be shown." } }
+        }
+        @if let Some((name, document)) = &code.readme {
+            h2 id="readme" { bdi { (shown(name)) } }
+            (document)
+        }
+    }
+}
+
+fn scheme(context: &Context<'_>) -> &'static str {
+    if context.site.secure { "https" } else { "http" }
+}
+
+fn clone_box(context: &Context<'_>) -> Markup {
+    let service = context.service();
+    let repo = &context.request.address;
+    let encoded = service.repo_path(repo);
+    let name = encoded
+        .rsplit('/')
+        .next()
+        .and_then(|last| last.strip_suffix(".git"));
+    let nostr = format!(
+        "nostr://{}/{}/{}",
+        npub(&repo.owner),
+        service.to_string().replace('/', "%2F"),
+        name.unwrap_or_default()
+    );
+    html! {
+        dl class="box clone" {
+            div { dt { "Clone" } dd { pre { "git clone " (service.repo_url(repo, context.site.secure)) } } }
+            div { dt { "or with a client that speaks nostr, from every server" } dd { pre { "git clone " (nostr) } } }
+        }
+    }
+}
+
+fn count(context: &Context<'_>) -> (usize, usize) {
+    let (mut branches, mut tags) = (0, 0);
+    for name in context.view.refs.refs.keys() {
+        match name.namespace() {
+            Namespace::Branch(_) => branches += 1,
+            Namespace::Tag(_) => tags += 1,
+            _ => {}
+        }
+    }
+    (branches, tags)
+}
+
+fn numbers(context: &Context<'_>, facts: &Facts) -> Markup {
+    let (branches, tags) = count(context);
+    let base = context.base();
+    let repo = &context.request.address;
+    let client = &context.site.settings.web_client;
+    let host = client
+        .split_once("://")
+        .map_or(client.as_str(), |(_, host)| host);
+    let path = context.service().repo_path(repo);
+    let name = path
+        .rsplit('/')
+        .next()
+        .and_then(|last| last.strip_suffix(".git"));
+    let relay = context.service().to_string().replace('/', "%2F");
+    let address = format!(
+        "{client}/{}/{relay}/{}",
+        npub(&repo.owner),
+        name.unwrap_or_default()
+    );
+    html! {
+        h2 { "Contents" }
+        ul {
+            li { a href=(format!("{base}/refs")) {
+                (web::format_count(branches as u64, "branch", "branches")) ", " (web::format_count(tags as u64, "tag", "tags"))
+            } }
+            li { a href=(format!("{base}/issues")) { (web::format_count(facts.issues, "issue", "issues")) } }
+            li { a href=(format!("{base}/pulls")) {
+                (web::format_count(facts.proposals, "pull request or patch", "pull requests and patches"))
+            } }
+            li { a href=(address) rel="noopener" { "Discuss at " (host) } }
+        }
+    }
+}
+
+/// Reads the names that people gave themselves. The owner and the listed maintainers come first.
+async fn names(
+    context: &Context<'_>,
+    announcement: Option<&Announcement>,
+) -> Result<Vec<(PublicKey, Option<String>)>, PageError> {
+    let mut keys = maintainers(context);
+    if let Some(announcement) = announcement {
+        keys.extend(announcement.maintainer_list.listed.iter().copied());
+    }
+    let owner = context.request.address.owner;
+    let others = keys.into_iter().filter(|key| *key != owner);
+    let keys: Vec<PublicKey> = [owner]
+        .into_iter()
+        .chain(others)
+        .take(MAX_MAINTAINERS)
+        .collect();
+    let filter = Filter::new()
+        .kind(nostr::event::Kind::Metadata)
+        .authors(keys.clone())
+        .limit(MAX_MAINTAINERS);
+    let events = context.site.events(filter).await?;
+    let named: BTreeMap<PublicKey, String> = events
+        .iter()
+        .filter_map(|event| Some((event.pubkey, about::name_of(&event.content)?)))
+        .collect();
+    let name = |key: PublicKey| (key, named.get(&key).cloned());
+    Ok(keys.into_iter().map(name).collect())
+}
+
+fn people(context: &Context<'_>, names: &[(PublicKey, Option<String>)]) -> Markup {
+    let owner = context.request.address.owner;
+    html! {
+        h2 { "Maintainers" }
+        ul {
+            @for (key, name) in names {
+                li {
+                    a href=(format!("{}{}", context.site.root, npub(key))) title=(npub(key)) {
+                        @if let Some(name) = name { bdi { (shown(name)) } " " }
+                        code { (npub_start(key)) }
+                    }
+                    @if *key == owner { span class="small" { " owner" } }
+                }
+            }
+        }
+    }
+}

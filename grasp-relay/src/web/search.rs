@@ -1,0 +1,106 @@
+//! The search over the list of repositories.
+
+use super::RepositoryList;
+use super::figures::RepoRow;
+
+/// The words of one search.
+const MAX_WORDS: usize = 8;
+
+/// The characters of a search that are read.
+const MAX_CHARS: usize = 200;
+
+/// The words that somebody searches for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Search {
+    /// As it was written.
+    pub(crate) text: String,
+    words: Vec<String>,
+}
+
+impl Search {
+    /// Reads a search from a query such as `q=a+b`; `None` if it has no word.
+    pub(crate) fn of_query(query: &str) -> Option<Self> {
+        let mut pairs = url::form_urlencoded::parse(query.as_bytes());
+        let (_, text) = pairs.find(|(name, _)| name == "q")?;
+        let text: String = text.chars().take(MAX_CHARS).collect();
+        let words = text.split_whitespace().take(MAX_WORDS);
+        let words: Vec<String> = words.map(str::to_lowercase).collect();
+        (!words.is_empty()).then_some(Self { text, words })
+    }
+
+    /// Returns the repositories that have all words in name, identifier, description, topics or owner. Those that have
+    /// them in the name come first, otherwise the order stays.
+    pub(crate) fn of_list(&self, list: &RepositoryList) -> RepositoryList {
+        let mut named = Vec::new();
+        let mut others = Vec::new();
+        for row in &list.rows {
+            let name = format!("{} {}", row.name, row.identifier).to_lowercase();
+            if self.words.iter().all(|word| name.contains(word)) {
+                named.push(row.clone());
+                continue;
+            }
+            let all = format!("{name} {}", more(row)).to_lowercase();
+            if self.words.iter().all(|word| all.contains(word)) {
+                others.push(row.clone());
+            }
+        }
+        named.extend(others);
+        RepositoryList {
+            rows: named,
+            is_cut: list.is_cut,
+        }
+    }
+}
+
+fn more(row: &RepoRow) -> String {
+    format!("{} {} {}", row.description, row.topics.join(" "), row.owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, description: &str, topics: &[&str]) -> RepoRow {
+        RepoRow {
+            owner: "npub1owner".into(),
+            identifier: name.into(),
+            name: name.into(),
+            description: description.into(),
+            topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
+            ..RepoRow::default()
+        }
+    }
+
+    fn found(query: &str) -> Vec<String> {
+        let list = RepositoryList {
+            rows: vec![
+                row("Alpha", "a relay in Rust", &["nostr"]),
+                row("relay", "something", &[]),
+                row("beta", "ÜBER", &[]),
+            ],
+            is_cut: false,
+        };
+        let search = Search::of_query(query).unwrap_or_default();
+        let found = search.of_list(&list).rows.into_iter();
+        found.map(|row| row.name).collect()
+    }
+
+    #[test]
+    fn every_word_must_be_somewhere_and_names_come_first() {
+        assert_eq!(found("q=relay"), ["relay", "Alpha"]);
+        assert_eq!(found("q=RUST+relay"), ["Alpha"]);
+        assert_eq!(found("q=nostr"), ["Alpha"]);
+        assert_eq!(found("q=%C3%BCber"), ["beta"]);
+        assert_eq!(found("q=owner+beta"), ["beta"]);
+        assert!(found("q=nothing").is_empty());
+    }
+
+    #[test]
+    fn search_without_words_is_none() {
+        for query in ["", "q=", "q=+++", "x=a"] {
+            assert_eq!(Search::of_query(query), None, "{query}");
+        }
+        let long = format!("q={}", "a+".repeat(10_000));
+        assert_eq!(Search::of_query(&long).unwrap().words.len(), MAX_WORDS);
+    }
+}

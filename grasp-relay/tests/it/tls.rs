@@ -1,0 +1,187 @@
+//! Certificates by ACME at a double of an ACME server, which has renewal information (ARI) and rate limits.
+
+mod acme_server;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use grasp_core::{Mono, Now};
+use grasp_relay::Clock;
+use grasp_relay::tls::{Acme, Certificates, TlsItem, TlsStore, TlsStoreError};
+use nostr::types::Timestamp;
+use tokio::task::JoinSet;
+
+use self::acme_server::{AcmeServer, DIRECTORY};
+
+const DOMAIN: &str = "git.example.com";
+const DAY: u64 = 24 * 60 * 60;
+
+/// What nodes share, in memory.
+#[derive(Default)]
+struct SharedStore(Mutex<HashMap<&'static str, String>>);
+
+impl SharedStore {
+    fn get(&self, item: TlsItem) -> Option<String> {
+        self.0.lock().unwrap().get(item.name()).cloned()
+    }
+}
+
+impl TlsStore for SharedStore {
+    fn read(&self, item: TlsItem) -> BoxFuture<'_, Result<Option<String>, TlsStoreError>> {
+        Box::pin(async move { Ok(self.get(item)) })
+    }
+
+    fn write(
+        &self,
+        item: TlsItem,
+        text: Option<String>,
+    ) -> BoxFuture<'_, Result<(), TlsStoreError>> {
+        Box::pin(async move {
+            let mut items = self.0.lock().unwrap();
+            match text {
+                Some(text) => items.insert(item.name(), text),
+                None => items.remove(item.name()),
+            };
+            Ok(())
+        })
+    }
+}
+
+/// A server that keeps a certificate, with a clock that the test sets.
+struct Setup {
+    acme: Arc<AcmeServer>,
+    store: Arc<SharedStore>,
+    now: Arc<Mutex<u64>>,
+    keepers: JoinSet<()>,
+}
+
+impl Setup {
+    fn new() -> Self {
+        Self {
+            acme: Arc::new(AcmeServer::default()),
+            store: Arc::default(),
+            now: Arc::new(Mutex::new(Timestamp::now().as_secs())),
+            keepers: JoinSet::new(),
+        }
+    }
+
+    /// Starts a node.
+    fn start(&mut self, may_order: bool) -> Certificates {
+        let certificates = Certificates::of_store(self.store.clone());
+        let (acme_server, now) = (self.acme.clone(), self.now.clone());
+        let acme = Acme {
+            domain: DOMAIN.into(),
+            directory: DIRECTORY.into(),
+            contact: None,
+            store: self.store.clone(),
+            client: Arc::new(move |request| {
+                let answer = acme_server.answer(&request);
+                Box::pin(async move { Ok(answer) })
+            }),
+            may_order: Arc::new(move || may_order),
+            clock: Clock::new(move || {
+                let unix = Timestamp::from_secs(*now.lock().unwrap());
+                Now::new(Mono::ZERO, unix)
+            }),
+        };
+        self.keepers.spawn(acme.keep(certificates.clone()));
+        certificates
+    }
+
+    fn pass(&self, seconds: u64) {
+        *self.now.lock().unwrap() += seconds;
+    }
+
+    /// Waits until this many certificates were issued.
+    async fn until_issued(&self, count: usize) {
+        self.until(|| self.acme.issued() >= count).await;
+        let record = "\"failures\":0";
+        self.until(|| {
+            self.store
+                .get(TlsItem::Orders)
+                .is_some_and(|text| text.contains(record))
+        })
+        .await;
+    }
+
+    /// Waits until something holds. Time of the runtime passes by itself.
+    async fn until(&self, holds: impl Fn() -> bool) {
+        for _ in 0..10_000 {
+            if holds() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("it did not happen; {:?}", self.store.0.lock().unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renews_when_the_acme_server_wants_it_and_names_the_old_certificate() {
+    let mut setup = Setup::new();
+    let certificates = setup.start(true);
+    setup.until_issued(1).await;
+    setup.until(|| certificates.current().is_some()).await;
+    assert_eq!(setup.acme.replaced(), Vec::<String>::new());
+    setup.acme.want_renewal();
+    // It is asked again after six hours, long before two thirds of the lifetime.
+    setup.pass(6 * 60 * 60 + 60);
+    setup.until_issued(2).await;
+    assert_eq!(setup.acme.replaced().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renews_at_two_thirds_of_the_lifetime_without_renewal_information() {
+    let mut setup = Setup::new();
+    let certificates = setup.start(true);
+    setup.until_issued(1).await;
+    setup.until(|| certificates.current().is_some()).await;
+    setup.pass(59 * DAY);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(setup.acme.issued(), 1);
+    setup.pass(2 * DAY);
+    setup.until_issued(2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_limit_is_waited_for_and_told() {
+    let mut setup = Setup::new();
+    setup.acme.limit_orders_for(Some(7_200));
+    let certificates = setup.start(true);
+    setup
+        .until(|| {
+            let problem = certificates.status().problem;
+            problem.is_some_and(|problem| problem.contains("too many orders"))
+        })
+        .await;
+    assert!(certificates.status().validity.is_none());
+    let orders = setup.acme.orders();
+    setup.pass(7_000);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(setup.acme.orders(), orders, "it asked to be left alone");
+    setup.acme.limit_orders_for(None);
+    setup.pass(300);
+    setup.until_issued(1).await;
+    setup
+        .until(|| certificates.status().problem.is_none())
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_one_node_orders_and_all_serve_the_certificate() {
+    let mut setup = Setup::new();
+    let readers = [setup.start(false), setup.start(false)];
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(setup.acme.orders(), 0);
+    let writer = setup.start(true);
+    setup.until_issued(1).await;
+    for node in readers.iter().chain([&writer]) {
+        setup
+            .until(|| node.current().is_some_and(|own| own.covers(DOMAIN)))
+            .await;
+    }
+    assert_eq!(setup.acme.orders(), 1);
+    assert_eq!(setup.store.get(TlsItem::Challenge), None);
+}
