@@ -2,6 +2,7 @@
 //!
 //! A request is one line of JSON, and so is its response. Only the user that the server runs as may connect.
 
+mod screen;
 mod show;
 
 use std::io::{self, BufRead as _, Write as _};

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use grasp_core::{Identifier, RelayUrl, RepoId};
 
 use crate::config::Flags;
+use crate::init::InitArgs;
 use crate::operations::check::parse_repository;
 use crate::push::Target;
 
@@ -22,6 +24,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Runs the server until Ctrl-C or SIGTERM.
     Serve(Flags),
+    /// Sets up a new server: writes its settings, checks this machine, and starts it. Overwrites nothing.
+    Init(InitArgs),
     /// Shows the status of a running server.
     Status {
         #[command(flatten)]
@@ -99,13 +103,7 @@ pub(crate) enum Command {
     /// Fetches everything that other relays have into the store, without serving.
     Sync(SyncArgs),
     /// Syncs another relay, of any software, with the relays of its repositories (GRASP-02).
-    Sidecar {
-        /// The relay. Without one: `sidecar.relay` of the settings.
-        #[arg(long, value_name = "URL")]
-        relay: Option<RelayUrl>,
-        #[command(flatten)]
-        flags: Flags,
-    },
+    Sidecar(SidecarArgs),
     /// Shows how two servers on loopback sync a repository.
     Demo {
         /// Keeps the servers running until Ctrl-C.
@@ -115,6 +113,20 @@ pub(crate) enum Command {
     /// Shows or checks the settings.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Renders text for pages, as the server asks on standard input.
+    #[command(hide = true)]
+    Render,
+    /// Prints the completions of a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Prints the manual page, or writes those of all commands.
+    Man {
+        /// The directory to write the pages of all commands to. It must exist.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -123,6 +135,21 @@ pub(crate) enum ConfigCommand {
     Print(Flags),
     /// Reports wrong settings, with key and line.
     Check(Flags),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SidecarArgs {
+    /// The relay. Without one: `sidecar.relay` of the settings.
+    #[arg(long, value_name = "URL")]
+    pub(crate) relay: Option<RelayUrl>,
+    /// Ends once everything is there: exit code 0 if it is, 2 if some of it could not be fetched.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Time limit with `--once`, such as `90s` or `2h`.
+    #[arg(long, value_name = "TIME", default_value = "1h", requires = "once", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
+    #[command(flatten)]
+    pub(crate) flags: Flags,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -16,10 +16,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command};
 use grasp_core::{RelayUrl, ServiceIdentity};
+use grasp_relay::tls::can_be_ordered;
 use toml::de::{DeTable, DeValue};
 
 pub(crate) use self::setting::Setting;
 pub(crate) use self::table::{SECTIONS, settings};
+use crate::server::tls::TlsMode;
 use crate::settings::Settings;
 
 /// The port when none is chosen.
@@ -100,6 +102,10 @@ impl Config {
     /// Returns a setting that contradicts another one or a limit, and why.
     fn contradiction(&self) -> Option<(&'static str, &'static str)> {
         let relay = &self.settings.relay;
+        let tls = &self.settings.tls;
+        let orders = |domain: &ServiceIdentity| {
+            can_be_ordered(domain) && domain.host() == domain.authority()
+        };
         let rules = [
             (
                 relay.event_bytes <= relay.message_bytes,
@@ -125,6 +131,21 @@ impl Config {
                 self.settings.packs.is_none() || self.settings.database.is_some(),
                 "packs",
                 "only nodes that share a database keep their packs elsewhere: set database",
+            ),
+            (
+                tls.mode == TlsMode::Off || self.domain.is_some(),
+                "tls.mode",
+                "a certificate is for a domain: set domain",
+            ),
+            (
+                tls.mode != TlsMode::Acme || self.domain.as_ref().is_none_or(orders),
+                "tls.mode",
+                "ACME servers issue certificates for names of the public DNS at the usual port: set such a domain, without a port",
+            ),
+            (
+                tls.mode != TlsMode::Files || (tls.certificate.is_some() && tls.key.is_some()),
+                "tls.mode",
+                "set tls.certificate and tls.key to the files",
             ),
         ];
         rules
@@ -385,6 +406,9 @@ fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result
             |_| Ok(texts.clone()),
             Source::Flag(source.unwrap_or_default()),
         );
+    }
+    if loaded.config.settings.tls.mode != TlsMode::Off {
+        loaded.config.settings.git.secure = true;
     }
     if let Some((key, reason)) = loaded.config.contradiction() {
         loaded.refuse(&loaded.source(key).clone(), key, reason);

@@ -1,5 +1,7 @@
 //! `grasp doctor`: checks what a server needs from its surroundings, and names a remedy for each problem.
 
+mod tls;
+
 use std::fmt;
 use std::fs;
 use std::io::{self, Write as _};
@@ -104,15 +106,31 @@ impl fmt::Display for Finding {
     }
 }
 
+/// Runs the checks that a server must pass before its first start, and prints their results. Returns whether none has
+/// failed.
+pub(crate) fn run_before_start(config: &Config) -> Result<bool> {
+    let mut findings = local_findings(config);
+    findings.extend(tls::local_findings(config));
+    // Nothing answers at its own address yet.
+    findings.extend(block_on(async { Ok(tls::network_findings(config).await) })?);
+    Ok(print_findings(&findings))
+}
+
 /// Runs all checks and prints their results. Returns whether none has failed.
 pub(crate) fn run(config: &Config, offline: bool) -> Result<bool> {
     let mut findings = local_findings(config);
+    findings.extend(tls::local_findings(config));
     if offline {
         findings.push(Finding::skipped("network", "skipped by --offline"));
     } else {
         findings.extend(block_on(async { Ok(network_findings(config).await) })?);
     }
-    for finding in &findings {
+    Ok(print_findings(&findings))
+}
+
+/// Prints findings, and returns whether none is a failure.
+fn print_findings(findings: &[Finding]) -> bool {
+    for finding in findings {
         println!("{finding}");
     }
     let failed = findings
@@ -123,7 +141,7 @@ pub(crate) fn run(config: &Config, offline: bool) -> Result<bool> {
         0 => println!("\nno check failed"),
         failed => println!("\n{failed} of {} checks failed", findings.len()),
     }
-    Ok(failed == 0)
+    failed == 0
 }
 
 /// Bytes of free disk space below which the check fails.
@@ -200,7 +218,7 @@ fn domain(config: &Config) -> Finding {
         return Finding::warning(
             "domain",
             format!("{domain}, shown as http:// and ws://"),
-            "set git.secure = true once a proxy serves it over TLS; browsers and many clients require it",
+            "set tls.mode, or git.secure = true once a proxy serves it over TLS; browsers and many clients require it",
         );
     }
     Finding::good("domain", domain.to_string())
@@ -351,6 +369,7 @@ async fn network_findings(config: &Config) -> Vec<Finding> {
             "set --bootstrap to a relay to check DNS and TLS",
         ));
     }
+    findings.extend(tls::network_findings(config).await);
     findings.push(check_clock(&clocks));
     findings
 }
@@ -372,9 +391,7 @@ fn unanswered(subject: &'static str, relay: &RelayUrl, fault: Fault) -> Finding 
         Fault::Certificate(_) | Fault::Tls => {
             "check the certificate, its chain and this machine's clock"
         }
-        Fault::Protocol | Fault::Private | Fault::Forbidden => {
-            "check which program serves that address"
-        }
+        _ => "check which program serves that address",
     };
     Finding::failed(subject, format!("{relay}: {fault}"), remedy)
 }

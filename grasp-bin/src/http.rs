@@ -7,7 +7,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::response::{Html, IntoResponse as _, Response};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use grasp_relay::web;
 use grasp_relay::web::figures::Status;
@@ -66,14 +66,26 @@ pub(crate) async fn serve_status(listener: TcpListener, routes: Router) {
 }
 
 async fn health(State(overview): State<Overview>) -> Response {
-    let (status, text) = match (overview.is_ready().await, overview.damaged()) {
-        (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
-        (true, damaged) if damaged.is_empty() => (StatusCode::OK, "ok\n".into()),
-        (true, damaged) if overview.fails_when_degraded() => {
-            (StatusCode::SERVICE_UNAVAILABLE, degraded(&damaged))
+    let mut text = String::new();
+    let damaged = overview.damaged();
+    if !damaged.is_empty() {
+        text.push_str(&degraded(&damaged));
+    }
+    if let Some(trouble) = overview.certificate_trouble() {
+        text.push_str(&format!("degraded: {trouble}\n"));
+    }
+    let status = match overview.is_ready().await {
+        false => {
+            text = "not ready\n".into();
+            StatusCode::SERVICE_UNAVAILABLE
         }
-        // All other repositories are served, so the server stays in service.
-        (true, damaged) => (StatusCode::OK, degraded(&damaged)),
+        true if text.is_empty() => {
+            text = "ok\n".into();
+            StatusCode::OK
+        }
+        true if overview.fails_when_degraded() => StatusCode::SERVICE_UNAVAILABLE,
+        // Everything else is served, so the server stays in service.
+        true => StatusCode::OK,
     };
     (status, [(CACHE_CONTROL, "no-store")], text).into_response()
 }
@@ -104,12 +116,8 @@ fn public(mut status: Status) -> Status {
 }
 
 async fn status(State(overview): State<Overview>) -> Response {
-    let page = web::status(
-        overview.name(),
-        overview.root(),
-        &public(overview.status().await),
-    );
-    ([(CACHE_CONTROL, "no-store")], Html(page)).into_response()
+    let status = public(overview.status().await);
+    web::status(overview.name(), overview.root(), &status).into_response()
 }
 
 async fn status_json(State(overview): State<Overview>) -> Response {

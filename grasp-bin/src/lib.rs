@@ -2,6 +2,11 @@
 //!
 //! Rules of the protocol are in the other crates. [`run`] is the command; tests build the same [`Server`].
 
+#![allow(
+    clippy::collapsible_if,
+    reason = "the libraries that this code moves to promise a Rust without such conditions"
+)]
+
 mod admin;
 mod cli;
 mod client;
@@ -10,7 +15,9 @@ mod demo;
 mod doctor;
 mod files;
 mod http;
+mod init;
 mod log;
+mod manual;
 mod metrics;
 mod once;
 mod operations;
@@ -31,11 +38,12 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
-use crate::cli::{Cli, Command, ConfigCommand, PushArgs, RunningServer, SyncArgs};
+use crate::cli::{Cli, Command, ConfigCommand, PushArgs, RunningServer, SidecarArgs, SyncArgs};
 use crate::config::{Flags, Loaded};
 use crate::operations::check::CheckRequest;
 pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
+pub use crate::server::tls::{Contact, TlsMode, TlsSettings};
 pub use crate::server::{Server, open_store};
 pub use crate::settings::{DatabaseUrl, Settings, Sync};
 
@@ -68,12 +76,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Relays(server) => admin::relays(&socket(&server)?, server.json)?,
         Command::Purgatory(server) => admin::purgatory(&socket(&server)?, server.json)?,
         Command::Doctor { flags, offline } => {
-            let healthy = doctor::run(&load(&flags)?.config, offline)?;
-            return Ok(if healthy {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            });
+            return Ok(exit_code(doctor::run(&load(&flags)?.config, offline)?));
         }
         Command::Purge { repository, server } => {
             operations::check::purge(&load(&server.flags())?.config, &repository)?;
@@ -105,14 +108,25 @@ fn execute(command: Command) -> Result<ExitCode> {
         }
         Command::Push(asked) => block_on(push_to(asked))?,
         Command::Sync(asked) => return sync_once(asked),
-        Command::Sidecar { relay, flags } => sidecar::run(load(&flags)?, relay)?,
+        Command::Sidecar(asked) => return run_sidecar(asked),
         Command::Demo { keep } => block_on(demo::run(keep))?,
         Command::Config(ConfigCommand::Print(flags)) => {
             print!("{}", config::in_force(&load(&flags)?));
         }
         Command::Config(ConfigCommand::Check(flags)) => print_check_result(&load(&flags)?),
+        Command::Render => grasp_relay::web::render::worker::run()?,
+        Command::Init(request) => return Ok(exit_code(init::run(&request)?)),
+        Command::Completions { shell } => manual::print_completions(shell)?,
+        Command::Man { dir } => manual::write_pages(dir.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn exit_code(is_success: bool) -> ExitCode {
+    match is_success {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {
@@ -147,6 +161,17 @@ async fn push_to(args: PushArgs) -> Result<()> {
 fn sync_once(args: SyncArgs) -> Result<ExitCode> {
     let loaded = load(&args.flags)?;
     let is_complete = once::run(loaded, args.from, args.timeout)?;
+    Ok(if is_complete {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(2)
+    })
+}
+
+fn run_sidecar(args: SidecarArgs) -> Result<ExitCode> {
+    let loaded = load(&args.flags)?;
+    let once = args.once.then_some(args.timeout);
+    let is_complete = sidecar::run(loaded, args.relay, once)?;
     Ok(if is_complete {
         ExitCode::SUCCESS
     } else {

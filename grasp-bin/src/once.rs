@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use grasp_core::RelayUrl;
+use grasp_core::sync::ConnectionStatus;
 use grasp_relay::Clock;
 use grasp_relay::web::figures::Status;
 use grasp_relay::web::{format_count, format_duration};
 use grasp_sync::driver::RelayStatus;
-use grasp_sync::index::ConnectionStatus;
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use nostr::types::Timestamp;
 
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const PRINT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Time in which newly found repositories are collected into one batch: short, because the user waits.
-const DISCOVERY_WINDOW: Duration = Duration::from_secs(1);
+pub(crate) const DISCOVERY_WINDOW: Duration = Duration::from_secs(1);
 
 /// Limits the backoff between two attempts to connect: short, because the user waits.
 const MAX_BACKOFF: Duration = Duration::from_secs(15);
@@ -153,7 +153,7 @@ fn print_result(relays: &Statuses, from: &[RelayUrl], status: &Status, took: Dur
 }
 
 /// Explains why a relay is incomplete.
-fn reason_incomplete(relay: &RelayStatus) -> String {
+pub(crate) fn reason_incomplete(relay: &RelayStatus) -> String {
     if let Some(failed) = relay.failed {
         return failed.why.to_string();
     }

@@ -4,21 +4,27 @@ mod server;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use grasp_core::limits::ConnectionStatus;
 use grasp_core::{Mono, RelayUrl, RepoId};
 use grasp_relay::Clock;
+use grasp_relay::in_step::InStep;
 use grasp_relay::metrics::{Metrics, table};
 use grasp_relay::role::RoleWatch;
-use grasp_relay::web::figures::{IntakeFigures, MissingRow, RelayRow, RepoRow, Status, WaitingRow};
+use grasp_relay::tls::Certificates;
+use grasp_relay::web::figures::{
+    IntakeFigures, MissingRow, Neighbour, RelayRow, RepoRow, Status, WaitingRow,
+};
+use grasp_relay::web::history::{History, Sample};
 use grasp_sync::driver::{Counts, RelayStatus};
 use grasp_sync::engine::PeerReliability;
 use grasp_sync::{Sidecar, Syncer};
+use tokio::time::MissedTickBehavior;
 
 use self::server::ServerParts;
-use crate::metrics;
+use crate::metrics::{self, SyncSink};
 use crate::server::Base;
 use crate::server::node::NodeView;
 use crate::settings::Settings;
@@ -37,6 +43,7 @@ struct Inner {
     syncer: std::sync::Mutex<Option<Arc<Syncer>>>,
     started: u64,
     rate: std::sync::Mutex<Rate>,
+    history: std::sync::Mutex<History>,
     subject: Subject,
 }
 
@@ -94,17 +101,20 @@ impl Overview {
             Subject::Sidecar(..) => "/".into(),
         };
         let now = clock.now();
-        Self(Arc::new(Inner {
+        let overview = Self(Arc::new(Inner {
             service: settings.policy.service.to_string(),
             name,
             root,
             started: now.unix.as_secs(),
             rate: std::sync::Mutex::new(Rate::new(now.mono)),
+            history: std::sync::Mutex::default(),
             clock,
             metrics,
             syncer: std::sync::Mutex::default(),
             subject,
-        }))
+        }));
+        tokio::spawn(record_history(Arc::downgrade(&overview.0)));
+        overview
     }
 
     /// Includes this sync from now on, or none.
@@ -182,7 +192,17 @@ impl Overview {
         self.server().map(ServerParts::damaged).unwrap_or_default()
     }
 
-    /// Returns whether `/health` fails while repositories are damaged.
+    /// Returns the TLS certificate of a server that does TLS itself.
+    pub(crate) fn certificates(&self) -> Option<&Certificates> {
+        self.server().ok()?.base.certificates.as_ref()
+    }
+
+    /// Returns why an operator has to look after the TLS certificate, if that is so.
+    pub(crate) fn certificate_trouble(&self) -> Option<String> {
+        self.server().ok()?.certificate_trouble()
+    }
+
+    /// Returns whether `/health` fails while the server is degraded.
     pub(crate) fn fails_when_degraded(&self) -> bool {
         self.server()
             .is_ok_and(|parts| parts.base.settings.fail_health_when_degraded)
@@ -191,6 +211,37 @@ impl Overview {
     /// Returns the status.
     pub(crate) async fn status(&self) -> Status {
         self.collect().await.0
+    }
+
+    /// Returns the relays that are synced with.
+    pub(crate) async fn relays(&self) -> Vec<RelayRow> {
+        let Some(syncer) = self.syncer() else {
+            return Vec::new();
+        };
+        syncer.status().await.relays.iter().map(relay_row).collect()
+    }
+
+    /// Takes a reading of the figures that are shown over time.
+    async fn sample(&self) {
+        let inner = &self.0;
+        let relays = self.relays().await;
+        let mut sample = Sample {
+            lag: relays.iter().map(|relay| relay.backlog).sum(),
+            ..Sample::default()
+        };
+        match &inner.subject {
+            Subject::Server(parts) => {
+                let intake = server::intake(&inner.metrics);
+                sample.events = intake.stored + intake.held;
+                sample.hunted = parts.hunted().await;
+                let pushes = inner.metrics.value(&table::REQUESTS, &["push", "2xx"]);
+                sample.pushes = pushes.unwrap_or_default() as u64;
+            }
+            Subject::Sidecar(..) => sample.events = relays.iter().map(|relay| relay.stored).sum(),
+        }
+        let now = inner.clock.now().unix.as_secs();
+        let mut history = inner.history.lock().unwrap_or_else(PoisonError::into_inner);
+        history.record(now, sample);
     }
 
     /// Returns the status, and that of each relay in detail.
@@ -228,6 +279,12 @@ impl Overview {
         status.ready = self.is_ready().await;
         status.events_per_minute = 60.0 * per_second;
         status.relays = relays.iter().map(relay_row).collect();
+        let history = inner.history.lock().unwrap_or_else(PoisonError::into_inner);
+        status.history = history.series(status.now);
+        drop(history);
+        if let Subject::Server(parts) = &inner.subject {
+            status.neighbours = neighbours(&status.relays, parts.base.in_step.as_ref());
+        }
         (status, relays)
     }
 
@@ -237,7 +294,7 @@ impl Overview {
         let metrics = &self.0.metrics;
         metrics.set(&table::BUILD, &[&status.version], 1.0);
         metrics.set(&table::STARTED, &[], status.started as f64);
-        metrics::set_relay_gauges(metrics, &relays);
+        grasp_sync::metrics::record_status(&SyncSink(metrics), &relays);
         match &self.0.subject {
             Subject::Server(parts) => {
                 parts.set_gauges(&status);
@@ -250,6 +307,54 @@ impl Overview {
         }
     }
 }
+
+/// Interval of the readings of figures over time.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Takes readings for as long as the overview is used.
+async fn record_history(overview: Weak<Inner>) {
+    let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let Some(inner) = overview.upgrade() else {
+            return;
+        };
+        Overview(inner).sample().await;
+    }
+}
+
+/// Returns the hosts of relays that are synced with and of git servers that are compared, those with relays first.
+fn neighbours(relays: &[RelayRow], in_step: Option<&InStep>) -> Vec<Neighbour> {
+    let mut hosts: BTreeMap<String, Neighbour> = BTreeMap::new();
+    for relay in relays {
+        let Ok(url) = relay.url.parse::<RelayUrl>() else {
+            continue;
+        };
+        let host = hosts.entry(url.host().to_string()).or_default();
+        host.is_relay = true;
+        host.is_connected |= relay.state.is_connected();
+        host.missing += relay.missing.iter().map(|it| it.events).sum::<u64>();
+    }
+    for (name, steps) in in_step.map(InStep::hosts).unwrap_or_default() {
+        let host = hosts.entry(name.to_string()).or_default();
+        host.equal = steps.equal as u64;
+        host.different = steps.different as u64;
+        host.unreachable = steps.unreachable as u64;
+        host.unknown = steps.unknown as u64;
+    }
+    let mut rows = Vec::new();
+    for (name, mut row) in hosts {
+        row.host = name;
+        rows.push(row);
+    }
+    rows.sort_by_key(|row| (!row.is_connected, !row.is_relay, Reverse(row.equal)));
+    rows.truncate(MAX_NEIGHBOURS);
+    rows
+}
+
+/// Limits the hosts in the status that are around this one.
+const MAX_NEIGHBOURS: usize = 100;
 
 fn sidecar_intake(relays: &BTreeMap<RelayUrl, RelayStatus>) -> IntakeFigures {
     let sum = |of: fn(&Counts) -> u64| relays.values().map(|relay| of(&relay.counts)).sum();

@@ -1,6 +1,6 @@
-//! The relay of this process, as grasp-sync's [`LocalRelay`].
+//! The relay of this process, as grasp-sync's [`SyncedRelay`].
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,6 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use grasp_core::admission::Origin;
-use grasp_core::deletion::DeletionRequest;
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::{RepoId, Verified, kinds};
 use grasp_purgatory::driver::{PurgatoryDriver, RepoNews};
@@ -16,11 +15,9 @@ use grasp_relay::server::Parts;
 use grasp_relay::store::{Inventory, StoreError};
 use grasp_relay::{Accepted, Feed};
 use grasp_sync::engine::{InventoryFailed, Row};
-use grasp_sync::local::{LocalRelay, News, Taken};
-use nostr::event::{Event, EventId, Kind};
+use grasp_sync::local::{News, SyncedRelay, Taken};
+use nostr::event::{Event, Kind};
 use nostr::filter::Filter;
-use nostr::key::PublicKey;
-use nostr::types::Timestamp;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -35,17 +32,6 @@ impl OwnRelay {
     /// Wraps the parts of a relay.
     pub fn new(parts: Parts, purgatory: PurgatoryDriver) -> Self {
         Self { parts, purgatory }
-    }
-
-    /// Waits until a time of the wall clock; without one, forever.
-    async fn until(&self, at: Option<Timestamp>) {
-        let Some(at) = at else {
-            return std::future::pending().await;
-        };
-        let left = at
-            .as_secs()
-            .saturating_sub(self.parts.clock.now().unix.as_secs());
-        tokio::time::sleep(Duration::from_secs(left)).await;
     }
 
     /// Returns for each filter whether no served event matches it. If the store fails, all count as served: sync then
@@ -65,7 +51,7 @@ impl OwnRelay {
     }
 }
 
-impl LocalRelay for OwnRelay {
+impl SyncedRelay for OwnRelay {
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let Parts {
             store, hub, clock, ..
@@ -79,7 +65,6 @@ impl LocalRelay for OwnRelay {
             reported: BTreeSet::new(),
             served: BTreeSet::new(),
             waiting: VecDeque::new(),
-            threads: Threads::default(),
             has_begun: false,
         };
         stream::unfold(reader, |mut reader| async {
@@ -144,7 +129,6 @@ struct Reader {
     /// Those of them that are served.
     served: BTreeSet<RepoId>,
     waiting: VecDeque<News>,
-    threads: Threads,
     has_begun: bool,
 }
 
@@ -159,7 +143,10 @@ impl Reader {
             }
             tokio::select! {
                 accepted = self.feed.next() => match accepted? {
-                    Accepted::Event(event) => self.stored(event).await,
+                    Accepted::Event(event) => self.stored(event),
+                    Accepted::Removed(events) => {
+                        self.waiting.extend(events.iter().map(|id| News::Removed(*id)));
+                    }
                     Accepted::CaughtUp => {
                         self.report_members().await;
                         self.waiting.push_back(News::CaughtUp);
@@ -174,33 +161,18 @@ impl Reader {
                     }
                     Err(RecvError::Closed) => return None,
                 },
-                () = self.relay.until(self.threads.next_expiry()) => {
-                    let expired = self.threads.expired(self.relay.parts.clock.now().unix);
-                    self.report_removed(expired).await;
-                }
             }
         }
     }
 
-    async fn stored(&mut self, event: Arc<Event>) {
+    fn stored(&mut self, event: Arc<Event>) {
         if event.kind == kinds::ANNOUNCEMENT {
             if let Ok(announcement) = Announcement::parse(&event) {
                 self.reported.insert(announcement.repo.clone());
                 self.served.insert(announcement.repo);
             }
         }
-        self.threads.stored(&event);
-        let gone = match event.kind {
-            kind if kind == kinds::DELETION => {
-                let request = DeletionRequest::parse(&event);
-                let ids = request.into_iter().flat_map(|request| request.ids);
-                ids.map(|id| (event.pubkey, id)).collect()
-            }
-            kind if kind == kinds::VANISH => self.threads.of(&event.pubkey),
-            _ => Vec::new(),
-        };
         self.waiting.push_back(News::Accepted(event));
-        self.report_removed(gone).await;
     }
 
     fn held(&mut self, event: Arc<Event>) {
@@ -277,185 +249,5 @@ impl Reader {
                 self.waiting.push_back(News::Retired(repo));
             }
         }
-    }
-
-    /// Reports those of the events that are no longer served: deleted, expired, or of an author who vanished.
-    async fn report_removed(&mut self, events: Vec<(PublicKey, EventId)>) {
-        if events.is_empty() {
-            return;
-        }
-        let filters = events.iter().map(|(_, id)| Filter::new().id(*id)).collect();
-        let unserved = self.relay.unserved(filters).await;
-        let gone = events
-            .into_iter()
-            .zip(unserved)
-            .filter(|(_, is_unserved)| *is_unserved);
-        for ((author, id), _) in gone {
-            self.threads.removed(&author, &id);
-            self.waiting.push_back(News::Removed(id));
-        }
-    }
-}
-
-/// Limits the remembered events. Beyond it, events of the author with the most are forgotten: if they vanish or expire,
-/// sync asks for them until the next start.
-const MAX_EVENTS: usize = 250_000;
-
-/// The roots and replies that were reported to sync, by author and by expiration: both can remove them.
-#[derive(Debug, Default)]
-struct Threads {
-    /// With the time at which each expires.
-    by_author: BTreeMap<PublicKey, BTreeMap<EventId, Option<Timestamp>>>,
-    /// Authors by number of events.
-    sizes: BTreeSet<(usize, PublicKey)>,
-    expiring: BTreeSet<(Timestamp, PublicKey, EventId)>,
-    count: usize,
-}
-
-impl Threads {
-    fn stored(&mut self, event: &Event) {
-        if kinds::ROOT_KINDS.contains(&event.kind) || kinds::REPLY_KINDS.contains(&event.kind) {
-            self.add(event.pubkey, event.id, event.tags.expiration(), MAX_EVENTS);
-        }
-    }
-
-    /// Returns the events of an author who asked to vanish (NIP-62).
-    fn of(&self, author: &PublicKey) -> Vec<(PublicKey, EventId)> {
-        let events = self
-            .by_author
-            .get(author)
-            .into_iter()
-            .flat_map(BTreeMap::keys);
-        events.map(|id| (*author, *id)).collect()
-    }
-
-    /// Returns the time at which the next event expires (NIP-40).
-    fn next_expiry(&self) -> Option<Timestamp> {
-        self.expiring.first().map(|(at, ..)| *at)
-    }
-
-    /// Removes and returns the events that have expired by now.
-    fn expired(&mut self, now: Timestamp) -> Vec<(PublicKey, EventId)> {
-        let mut gone = Vec::new();
-        while self.next_expiry().is_some_and(|at| at <= now) {
-            gone.extend(
-                self.expiring
-                    .pop_first()
-                    .map(|(_, author, id)| (author, id)),
-            );
-        }
-        gone
-    }
-
-    /// Forgets an event that is no longer served.
-    fn removed(&mut self, author: &PublicKey, id: &EventId) {
-        let Some(events) = self.by_author.get_mut(author) else {
-            return;
-        };
-        let before = events.len();
-        let Some(expires) = events.remove(id) else {
-            return;
-        };
-        if events.is_empty() {
-            self.by_author.remove(author);
-        }
-        self.resized(*author, before, before - 1);
-        if let Some(at) = expires {
-            self.expiring.remove(&(at, *author, *id));
-        }
-    }
-
-    fn add(&mut self, author: PublicKey, id: EventId, expires: Option<Timestamp>, most: usize) {
-        if self
-            .by_author
-            .get(&author)
-            .is_some_and(|events| events.contains_key(&id))
-        {
-            return;
-        }
-        if self.count >= most {
-            self.forget_one();
-        }
-        let events = self.by_author.entry(author).or_default();
-        events.insert(id, expires);
-        let after = events.len();
-        self.resized(author, after - 1, after);
-        self.expiring.extend(expires.map(|at| (at, author, id)));
-    }
-
-    /// Forgets an event of the author that has most.
-    fn forget_one(&mut self) {
-        let Some((_, author)) = self.sizes.last().copied() else {
-            return;
-        };
-        let first = self
-            .by_author
-            .get(&author)
-            .and_then(|events| events.keys().next().copied());
-        if let Some(id) = first {
-            self.removed(&author, &id);
-        }
-    }
-
-    fn resized(&mut self, author: PublicKey, before: usize, after: usize) {
-        self.sizes.remove(&(before, author));
-        if after > 0 {
-            self.sizes.insert((after, author));
-        }
-        self.count = self.count + after - before;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn author(n: u8) -> PublicKey {
-        PublicKey::from_byte_array([n; 32])
-    }
-
-    fn id(n: u32) -> EventId {
-        let mut bytes = [0; 32];
-        bytes[..4].copy_from_slice(&n.to_be_bytes());
-        EventId::from_byte_array(bytes)
-    }
-
-    #[test]
-    fn one_author_makes_the_others_forgotten_in_no_number() {
-        let mut threads = Threads::default();
-        threads.add(author(1), id(0), Some(9.into()), 100);
-        for n in 1..1_000 {
-            threads.add(author(2), id(n), Some(7.into()), 100);
-        }
-        assert_eq!((threads.count, threads.expiring.len()), (100, 100));
-        assert_eq!(threads.of(&author(1)), [(author(1), id(0))]);
-        assert_eq!(threads.of(&author(2)).len(), 99);
-    }
-
-    #[test]
-    fn what_is_removed_is_gone_from_everywhere() {
-        let mut threads = Threads::default();
-        threads.add(author(1), id(1), Some(9.into()), 100);
-        threads.add(author(1), id(1), Some(9.into()), 100);
-        threads.add(author(1), id(2), None, 100);
-        threads.removed(&author(2), &id(1));
-        assert_eq!((threads.count, threads.next_expiry()), (2, Some(9.into())));
-        threads.removed(&author(1), &id(1));
-        assert_eq!(
-            (threads.of(&author(1)), threads.next_expiry()),
-            (vec![(author(1), id(2))], None)
-        );
-        threads.removed(&author(1), &id(2));
-        assert!(threads.by_author.is_empty() && threads.sizes.is_empty() && threads.count == 0);
-    }
-
-    #[test]
-    fn what_has_expired_is_told_with_its_author() {
-        let mut threads = Threads::default();
-        threads.add(author(1), id(1), Some(9.into()), 100);
-        threads.add(author(2), id(2), Some(5.into()), 100);
-        assert_eq!(threads.expired(4.into()), []);
-        assert_eq!(threads.expired(5.into()), [(author(2), id(2))]);
-        assert_eq!(threads.next_expiry(), Some(9.into()));
     }
 }

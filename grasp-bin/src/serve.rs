@@ -2,16 +2,19 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use anyhow::{Context, Error, Result, anyhow};
 use grasp_core::ServiceIdentity;
 use grasp_relay::Clock;
+use grasp_relay::server::{Listeners, TlsListeners};
 use tokio::net::TcpListener;
 
 use crate::admin::AdminSocket;
 use crate::block_on;
 use crate::config::{Config, Loaded};
 use crate::server::Server;
+use crate::server::tls::TlsSockets;
 use crate::settings::Settings;
 use crate::signals::{self, Signals};
 
@@ -26,19 +29,48 @@ async fn serve_until_stopped(config: Config) -> Result<()> {
     let listener = TcpListener::bind(config.listen)
         .await
         .map_err(|error| listen_error(config.listen, &error))?;
+    let tls = TlsSockets::bind(&config.settings.tls).await?;
     let service = public_address(&config, &listener)?;
     let admin = AdminSocket::bind(&config.admin_socket())?;
-    let settings = config.settings.reached_at(service);
+    let mut settings = config.settings.reached_at(service);
+    settings.pages.renderer = own_program();
     let server = Server::open(&settings, Clock::system()).await?;
     let admin = admin.serve(server.overview().clone());
-    print_addresses(&settings, listener.local_addr().unwrap_or(config.listen));
+    print_addresses(&settings, &listening_text(&listener, tls.as_ref()));
+    let mut listeners = Listeners::from(listener);
+    if let (Some(TlsSockets { https, http }), Some(certificates)) = (tls, server.certificates()) {
+        listeners = listeners.with_tls(TlsListeners {
+            https,
+            http,
+            certificates: certificates.clone(),
+        });
+    }
     let heartbeat = signals::report_ready();
-    server.serve(listener, signals.stop_requested()).await?;
+    server.serve(listeners, signals.stop_requested()).await?;
     drop(admin);
     server.close().await?;
     drop(heartbeat);
     tracing::info!("stopped; everything acknowledged is on disk");
     Ok(())
+}
+
+/// Returns the addresses that the server listens on, for its operator.
+fn listening_text(plain: &TcpListener, tls: Option<&TlsSockets>) -> String {
+    let mut text = address_text(plain);
+    if let Some(tls) = tls {
+        text = format!("{} (TLS), {text}", address_text(&tls.https));
+        if let Some(http) = &tls.http {
+            text = format!("{text}, {} (redirects to TLS)", address_text(http));
+        }
+    }
+    text
+}
+
+fn address_text(listener: &TcpListener) -> String {
+    match listener.local_addr() {
+        Ok(address) => address.to_string(),
+        Err(_) => "an unknown address".into(),
+    }
 }
 
 /// Explains why the server cannot listen on an address, and what to do.
@@ -84,8 +116,18 @@ fn unspecified_address_warning(address: SocketAddr) -> Option<String> {
     })
 }
 
+/// Returns this program, to be started again for work that needs a process of its own.
+fn own_program() -> Option<PathBuf> {
+    // Works, too, when a newer version has taken the place of the file.
+    let running = PathBuf::from("/proc/self/exe");
+    match running.exists() {
+        true => Some(running),
+        false => std::env::current_exe().ok(),
+    }
+}
+
 /// Prints the addresses of the server and the next steps. A closed output is no error.
-fn print_addresses(settings: &Settings, listen: SocketAddr) {
+fn print_addresses(settings: &Settings, listen: &str) {
     let (service, data) = (&settings.policy.service, settings.data_dir.display());
     let tls = if settings.git.secure { "s" } else { "" };
     let text = format!(

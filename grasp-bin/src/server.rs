@@ -1,6 +1,7 @@
 //! A server, built from its parts.
 
 pub(crate) mod node;
+pub(crate) mod tls;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,21 +17,22 @@ use grasp_purgatory::driver::{Classify, HuntParts, PurgatoryDriver, PurgatoryPar
 use grasp_purgatory::git::{Fetcher, PackCache, PackFigures, PackStorage, RepoStore};
 use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_relay::git_http::GitHost;
+use grasp_relay::in_step::InStep;
 use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::{Hub, RelayInfo};
 use grasp_relay::purgatory::ServedEvents;
 use grasp_relay::role::{Role, RoleWatch, Writer};
-use grasp_relay::server::{Config, NodeKey, Parts, serve};
+use grasp_relay::server::{Config, Listeners, NodeKey, Parts, serve};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Store, StoreRules};
-use grasp_relay::web::Listing;
+use grasp_relay::tls::{Certificates, TlsStore};
+use grasp_relay::web::{Listing, Pages, RelayRows, Show, Surroundings};
 use grasp_relay::{Clock, git_http};
 use grasp_sync::driver::{self, RecordFile};
-use grasp_sync::{LocalRelay, Syncer};
+use grasp_sync::{SyncedRelay, Syncer};
 use nostr::key::Keys;
-use tokio::net::TcpListener;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 
@@ -58,6 +60,8 @@ pub struct Server {
     overview: Overview,
     /// The node, if the server has several.
     node: Option<Arc<Node>>,
+    /// The task that keeps the TLS certificate.
+    _certificate_keeper: JoinSet<()>,
 }
 
 impl Server {
@@ -74,8 +78,10 @@ impl Server {
     pub async fn open_on(settings: &Settings, store: Arc<dyn Store>, clock: Clock) -> Result<Self> {
         let keys = files::service_key(&settings.service_key())?;
         let base = Base::open(settings, (store, Hub::start()), clock, (keys, None)).await?;
+        let base = base.with_certificates(tls::certificates(settings, None));
         let (role, roles) = watch::channel(Role::Reader { writer: None });
         let roles = RoleWatch::new(roles);
+        let keeper = base.keep_certificate(None, roles.clone())?;
         let overview = Overview::of_server(&base, roles.clone(), None);
         let writer = Arc::new(OwnWriter::new(base.clone(), overview.clone()));
         let started = writer.start_parts().await?;
@@ -87,6 +93,7 @@ impl Server {
             writer,
             overview,
             node: None,
+            _certificate_keeper: keeper,
         })
     }
 
@@ -110,13 +117,18 @@ impl Server {
         self.writer.syncer().await
     }
 
+    /// Returns the certificate for the listeners with TLS; `None` if TLS is off.
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.overview.certificates()
+    }
+
     /// Serves until `shutdown` resolves, then lets open requests finish within the grace period.
     pub async fn serve(
         &self,
-        listener: TcpListener,
+        listeners: impl Into<Listeners>,
         shutdown: impl Future<Output = ()>,
     ) -> Result<()> {
-        serve(listener, self.parts.clone(), shutdown)
+        serve(listeners, self.parts.clone(), shutdown)
             .await
             .context("the server failed")
     }
@@ -141,6 +153,10 @@ pub(crate) struct Base {
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
     pub(crate) listing: Listing,
+    /// The TLS certificate, if the server does TLS by itself.
+    pub(crate) certificates: Option<Certificates>,
+    /// The comparison of refs with other servers, unless there are no pages that show it.
+    pub(crate) in_step: Option<InStep>,
     database: Arc<dyn Database>,
     packs: Option<PackCache>,
     keys: Keys,
@@ -170,6 +186,8 @@ impl Base {
         Ok(Self {
             settings: Arc::new(settings.clone()),
             listing: listing(&host),
+            certificates: None,
+            in_step: start_in_step(settings, &host)?,
             host,
             hub,
             metrics: Metrics::default(),
@@ -178,6 +196,30 @@ impl Base {
             config: relay_config(settings, &keys, node_key),
             keys,
         })
+    }
+
+    /// Adds the TLS certificate.
+    fn with_certificates(self, certificates: Option<Certificates>) -> Self {
+        Self {
+            certificates,
+            ..self
+        }
+    }
+
+    /// Starts to keep the TLS certificate, with what nodes share.
+    fn keep_certificate(
+        &self,
+        shared: Option<Arc<dyn TlsStore>>,
+        roles: RoleWatch,
+    ) -> Result<JoinSet<()>> {
+        let clock = self.host.clock.clone();
+        tls::keep(
+            &self.settings,
+            self.certificates.clone(),
+            shared,
+            roles,
+            clock,
+        )
     }
 
     /// Returns figures of the packs and their cache; zeros if there is no object store.
@@ -190,8 +232,23 @@ impl Base {
 
     /// Returns the routes beside the relay.
     fn routes(&self, roles: &RoleWatch, overview: &Overview) -> Router {
-        let git = git_http::routes(self.host.clone(), roles.clone(), self.settings.git.clone());
-        let routes = http::routes(overview.clone(), self.settings.metrics).merge(git);
+        let rows = overview.clone();
+        let relays: RelayRows = Arc::new(move || {
+            let overview = rows.clone();
+            Box::pin(async move { overview.relays().await })
+        });
+        let surroundings = Surroundings {
+            in_step: self.in_step.clone(),
+            relays: Some(relays),
+            service_key: Some(self.keys.public_key()),
+        };
+        let (host, listing) = (self.host.clone(), self.listing.clone());
+        let pages = Pages::new(host, listing, &self.config, surroundings);
+        let of_no_repository = pages.routes();
+        let limits = self.settings.git.clone();
+        let git = git_http::routes(self.host.clone(), roles.clone(), limits, pages);
+        let routes = http::routes(overview.clone(), self.settings.metrics);
+        let routes = routes.merge(of_no_repository).merge(git);
         count_requests(routes, self.metrics.clone())
     }
 
@@ -281,7 +338,7 @@ impl OwnWriter {
         };
         let ingest: Arc<dyn Ingest> = Arc::new(ingest);
         let mut sweeper = JoinSet::new();
-        sweeper.spawn(sweep(store, clock.clone()));
+        sweeper.spawn(sweep(store, hub.clone(), clock.clone()));
         let own = self.base.parts(Arc::clone(&ingest), Router::new());
         let own = Arc::new(OwnRelay::new(own, purgatory.clone()));
         let clock = driver::Clock::new(move || clock.now());
@@ -303,6 +360,16 @@ impl OwnWriter {
             syncer.stop().await;
         }
     }
+}
+
+/// Starts the comparison of refs with other servers, if pages show it.
+fn start_in_step(settings: &Settings, host: &GitHost) -> Result<Option<InStep>> {
+    if settings.pages.show != Show::Full {
+        return Ok(None);
+    }
+    let fetcher = Fetcher::new(host.repos.clone(), settings.outbound, settings.fetch)
+        .trusting(files::roots_for_git(settings)?);
+    Ok(Some(InStep::start(host.clone(), fetcher, settings.in_step)))
 }
 
 /// Returns the list of repositories that pages show.
@@ -360,6 +427,7 @@ fn relay_config(settings: &Settings, keys: &Keys, node_key: Option<NodeKey>) -> 
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
         node_key,
+        pages: settings.pages.clone(),
     }
 }
 
@@ -404,7 +472,7 @@ fn refuse_old_layout(dir: &Path) -> Result<()> {
 /// Starts sync with other relays, if it is enabled.
 pub(crate) async fn start_sync(
     settings: &Settings,
-    local: Arc<dyn LocalRelay>,
+    local: Arc<dyn SyncedRelay>,
     clock: driver::Clock,
     keys: Keys,
     metrics: Metrics,
@@ -420,16 +488,15 @@ pub(crate) async fn start_sync(
     };
     engine.follow_unlisted |= follow_unlisted;
     let file = settings.data_dir.join(RELAY_RECORDS);
-    let sync = grasp_sync::Settings {
-        engine,
-        clock,
-        outbound: settings.outbound,
-        roots: files::roots_for_relays(settings)?,
-        limits,
-        keys: Some(keys),
-        records: Box::new(RecordFile::new(&file)),
-        observer: Arc::new(SyncObserver(metrics)),
-    };
+    let mut sync = grasp_sync::Settings::new(engine.own.clone())
+        .with_keys(keys)
+        .with_records(RecordFile::new(&file))
+        .with_observer(SyncObserver(metrics));
+    sync.engine = engine;
+    sync.clock = clock;
+    sync.outbound = settings.outbound;
+    sync.roots = files::roots_for_relays(settings)?;
+    sync.limits = limits;
     let started = Syncer::start(local, sync).await;
     let syncer = started.with_context(|| format!("could not open {}", file.display()))?;
     Ok(Some(Arc::new(syncer)))
@@ -491,17 +558,19 @@ pub(crate) async fn open_contributors(
 }
 
 /// Deletes events whose expiration has passed (NIP-40), at intervals.
-async fn sweep(store: Arc<dyn EventStore>, clock: Clock) {
+async fn sweep(store: Arc<dyn EventStore>, hub: Hub, clock: Clock) {
     let mut interval = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         interval.tick().await;
         match store.sweep(clock.now().unix).await {
-            Ok(0) => {}
-            Ok(deleted) => {
+            Ok(swept) if swept.events == 0 => {}
+            Ok(swept) => {
+                let deleted = swept.events;
                 tracing::info!(
                     deleted,
                     "deleted events whose expiration has passed (NIP-40)"
-                )
+                );
+                hub.publish_removed(swept.removed).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "could not delete events whose expiration has passed")

@@ -12,11 +12,15 @@ use grasp_purgatory::git::{
 };
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
+use grasp_relay::in_step::InStepSettings;
 use grasp_relay::nostr::{Limits, RelayInfo};
 use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;
+use grasp_relay::web::PageSettings;
 use grasp_sync::{driver, engine};
 use url::Url;
+
+use crate::server::tls::TlsSettings;
 
 /// The settings of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
@@ -52,6 +56,8 @@ pub struct Settings {
     pub relay: Limits,
     /// Limits of the git host.
     pub git: GitLimits,
+    /// Which pages there are, and what they look like.
+    pub pages: PageSettings,
     /// The git program; `None` for the first in `PATH`.
     pub git_program: Option<PathBuf>,
     /// The directory of repositories; `None` for `git` in the data directory.
@@ -66,6 +72,8 @@ pub struct Settings {
     pub sync: Sync,
     /// Limits of the hunt for git data.
     pub hunt: HuntConfig,
+    /// How often the refs of other servers are compared.
+    pub in_step: InStepSettings,
     /// Limits of one fetch from another git server.
     pub fetch: FetchLimits,
     /// A PEM file with certificate authorities that are trusted beside the public ones.
@@ -74,7 +82,10 @@ pub struct Settings {
     pub outbound: OutboundPolicy,
     /// Serves `/metrics`.
     pub metrics: bool,
-    /// Answers `/health` with 503 while git objects are missing on disk.
+    /// TLS by the server itself.
+    pub tls: TlsSettings,
+    /// Answers `/health` with 503 while it is degraded: git objects are missing on disk, or the TLS certificate is missing
+    /// or about to expire.
     pub fail_health_when_degraded: bool,
 }
 
@@ -165,12 +176,15 @@ impl Settings {
             staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
             hunt: HuntConfig::default(),
+            in_step: InStepSettings::default(),
             fetch: FetchLimits::default(),
             trusted_roots: None,
             outbound: OutboundPolicy::default(),
+            pages: PageSettings::default(),
             git_program: None,
             repositories: None,
             metrics: true,
+            tls: TlsSettings::default(),
             fail_health_when_degraded: false,
         }
     }

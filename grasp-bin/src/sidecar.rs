@@ -3,23 +3,27 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use grasp_core::{RelayUrl, ServiceIdentity};
 use grasp_relay::metrics::Metrics;
-use grasp_sync::{Sidecar, driver};
+use grasp_relay::web::{self, format_count, format_duration};
+use grasp_sync::{Sidecar, Syncer, driver};
 use tokio::net::TcpListener;
 
 use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
+use crate::once::{DISCOVERY_WINDOW, reason_incomplete};
 use crate::overview::Overview;
 use crate::server::start_sync;
 use crate::settings::Settings;
 use crate::signals::{self, Signals};
 use crate::{block_on, files, http};
 
-/// Runs a sidecar until a signal stops it.
-pub(crate) fn run(loaded: Loaded, relay: Option<RelayUrl>) -> Result<()> {
+/// Runs a sidecar until a signal stops it, or once within a time limit. Returns whether everything is there, if it ran
+/// once.
+pub(crate) fn run(loaded: Loaded, relay: Option<RelayUrl>, once: Option<Duration>) -> Result<bool> {
     loaded.start_log();
     let config = loaded.config;
     let Some(relay) = relay.or_else(|| config.sidecar_relay.clone()) else {
@@ -28,10 +32,14 @@ pub(crate) fn run(loaded: Loaded, relay: Option<RelayUrl>) -> Result<()> {
     if !config.settings.sync.enabled {
         bail!("a sidecar only syncs, and sync.enabled is false; remove that setting");
     }
-    block_on(sync_until_stopped(config, relay))
+    block_on(sync_until_stopped(config, relay, once))
 }
 
-async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {
+async fn sync_until_stopped(
+    config: Config,
+    relay: RelayUrl,
+    once: Option<Duration>,
+) -> Result<bool> {
     let signals = Signals::listen();
     let service = match &config.domain {
         Some(domain) => domain.clone(),
@@ -44,14 +52,15 @@ async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {
     let keys = files::service_key(&settings.service_key())?;
     let roots = files::roots_for_relays(&settings)?;
     let local = Arc::new(Sidecar::trusting(relay.clone(), &roots));
-    let listener = match config.sidecar_listen {
-        Some(at) => Some(
-            TcpListener::bind(at)
-                .await
-                .with_context(|| format!("could not listen on {at}"))?,
-        ),
-        None => None,
-    };
+    if once.is_some() {
+        // Short, because a user or a cron job waits.
+        settings.sync.engine.discovery_window = DISCOVERY_WINDOW;
+        settings.sync.engine.reply_window = DISCOVERY_WINDOW;
+        if !local.is_reachable().await {
+            bail!("could not connect to {relay}; is the relay running?");
+        }
+    }
+    let listener = bind_status(config.sidecar_listen).await?;
     let metrics = Metrics::default();
     let overview = Overview::of_sidecar(
         &settings,
@@ -75,16 +84,66 @@ async fn sync_until_stopped(config: Config, relay: RelayUrl) -> Result<()> {
         .and_then(|listener| listener.local_addr().ok());
     print_addresses(&relay, &settings, status_address);
     let admin = admin.serve(overview.clone());
-    let routes = http::routes(overview, settings.metrics);
+    let routes = http::routes(overview, settings.metrics).merge(web::assets("/"));
     let mut tasks = signals::report_ready();
     if let Some(listener) = listener {
         tasks.spawn(http::serve_status(listener, routes));
     }
-    signals.stop_requested().await;
+    let is_complete = run_to_end(&syncer, once, signals).await;
     drop((admin, tasks));
     syncer.stop().await;
     tracing::info!("stopped; what is known about relays is on disk");
-    Ok(())
+    Ok(is_complete)
+}
+
+/// Listens at the address of the status pages, if there is one.
+async fn bind_status(at: Option<SocketAddr>) -> Result<Option<TcpListener>> {
+    let Some(at) = at else { return Ok(None) };
+    let listener = TcpListener::bind(at).await;
+    let listener = listener.with_context(|| format!("could not listen on {at}"))?;
+    Ok(Some(listener))
+}
+
+/// Waits for a signal, or for the end of a run within a time limit. Returns whether everything is there, if it ran once.
+async fn run_to_end(syncer: &Syncer, once: Option<Duration>, signals: Signals) -> bool {
+    let Some(limit) = once else {
+        signals.stop_requested().await;
+        return true;
+    };
+    sync_once(syncer, limit, signals).await
+}
+
+/// Waits until nothing more is expected soon, for a limited time, and prints the result. Returns whether everything is
+/// there.
+async fn sync_once(syncer: &Syncer, limit: Duration, signals: Signals) -> bool {
+    let began = Instant::now();
+    let mut is_stopped = false;
+    tokio::select! {
+        _ = tokio::time::timeout(limit, syncer.until_complete()) => {}
+        () = signals.stop_requested() => is_stopped = true,
+    }
+    let status = syncer.status().await;
+    print_result(&status, began.elapsed());
+    status.is_complete() && !is_stopped
+}
+
+fn print_result(status: &driver::Status, took: Duration) {
+    let relays = status.relays.len();
+    let complete = status.relays.values().filter(|relay| relay.is_complete());
+    let counts = status.relays.values().map(|relay| relay.counts);
+    let new: u64 = counts.map(|counts| counts.stored() + counts.held).sum();
+    println!(
+        "{} of {} complete, {} in {}",
+        complete.count(),
+        format_count(relays as u64, "relay", "relays"),
+        format_count(new, "new event", "new events"),
+        format_duration(took.as_secs())
+    );
+    for (relay, status) in &status.relays {
+        if !status.is_complete() {
+            println!("  {relay}: {}", reason_incomplete(status));
+        }
+    }
 }
 
 /// Returns the public address of a relay if none is set: the one that it is connected to.

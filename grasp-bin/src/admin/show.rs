@@ -10,7 +10,7 @@ use grasp_relay::web::figures::{Figure, NodeStatus, RelayRow, RepoRow, Status, W
 use grasp_relay::web::{format_age, format_duration};
 use serde::Serialize;
 
-use super::{AdminRequest, request};
+use super::{AdminRequest, request, screen};
 use crate::log::is_control;
 
 /// Prints the status of the server behind a socket.
@@ -242,7 +242,8 @@ fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-fn fit(cell: &str, max_width: usize) -> String {
+/// Cuts a text to this many characters. Those that control a terminal or the direction of text are shown as `?`.
+pub(super) fn fit(cell: &str, max_width: usize) -> String {
     let shown: String = cell
         .chars()
         .map(|c| if is_control(c) { '?' } else { c })
@@ -251,7 +252,11 @@ fn fit(cell: &str, max_width: usize) -> String {
     if shown.chars().count() <= max_width {
         return shown;
     }
-    shown.chars().take(max_width - 1).chain(['…']).collect()
+    shown
+        .chars()
+        .take(max_width.saturating_sub(1))
+        .chain(['…'])
+        .collect()
 }
 
 const REDRAW_INTERVAL: Duration = Duration::from_secs(2);
@@ -266,14 +271,17 @@ const END: &str = "\x1b[J";
 /// Prints the status until interrupted: as lines of JSON, or redrawn on the screen. Waits for a server that was stopped.
 pub(crate) fn watch(socket: &Path, json: bool) -> Result<()> {
     let mut out = std::io::stdout();
-    let screen = out.is_terminal() && !json;
+    let is_screen = out.is_terminal() && !json;
     let mut status: Result<Status> = Ok(request(socket, AdminRequest::Status)?);
-    if screen {
+    if is_screen {
         out.write_all(b"\x1b[2J")?;
     }
     loop {
         let text = match status {
             Ok(status) if json => serde_json::to_string(&status)? + "\n",
+            Ok(status) if is_screen => {
+                screen::lines(&status, &waiting(socket, &status), size().0).join("\n")
+            }
             Ok(status) => summary(&status),
             Err(error) if json => {
                 eprintln!("grasp: {error:#}");
@@ -281,12 +289,24 @@ pub(crate) fn watch(socket: &Path, json: bool) -> Result<()> {
             }
             Err(error) => format!("{error:#}\n\nTrying again.\n"),
         };
-        let text = if screen { drawn(&text, size()) } else { text };
+        let text = if is_screen {
+            drawn(&text, size())
+        } else {
+            text
+        };
         out.write_all(text.as_bytes())?;
         out.flush()?;
         std::thread::sleep(REDRAW_INTERVAL);
         status = request(socket, AdminRequest::Status);
     }
+}
+
+/// Returns what waits for git data; nothing for a sidecar, and while the server does not answer.
+fn waiting(socket: &Path, status: &Status) -> Vec<WaitingRow> {
+    if status.beside.is_some() {
+        return Vec::new();
+    }
+    request(socket, AdminRequest::Waiting).unwrap_or_default()
 }
 
 /// Returns the columns and lines of the terminal.

@@ -95,9 +95,10 @@ impl Setting {
         self.key.rsplit('.').next().unwrap_or_default()
     }
 
-    /// Returns the flag without its dashes.
+    /// Returns the flag without its dashes. That of the mode of a section is the name of the section.
     pub(crate) fn flag(&self) -> String {
-        self.key.replace(['.', '_'], "-")
+        let name = self.key.strip_suffix(".mode").unwrap_or(self.key);
+        name.replace(['.', '_'], "-")
     }
 
     /// Returns the environment variable.
@@ -319,6 +320,13 @@ pub(super) fn node_address() -> Form<Url> {
     url("expected http://HOST[:PORT]", |url| {
         let is_plain = url.username().is_empty() && url.query().is_none();
         url.scheme() == "http" && url.has_host() && url.path() == "/" && is_plain
+    })
+}
+
+/// The directory of an ACME server, which speaks HTTPS.
+pub(super) fn acme_directory() -> Form<Url> {
+    url("expected an https: URL", |url| {
+        url.scheme() == "https" && url.has_host() && url.username().is_empty()
     })
 }
 

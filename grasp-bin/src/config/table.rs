@@ -4,15 +4,19 @@ use std::sync::LazyLock;
 
 use grasp_core::MaintainerModel::{Plain, Reciprocal};
 
+use grasp_relay::web::{Confirm, Show};
+
 use super::LogFormat;
 use super::setting::{
-    Setting, bytes, choice, count, host_limit, key, limits, list, log_filter, node_address,
-    object_store, one, optional, path, switch, text, time,
+    Setting, acme_directory, bytes, choice, count, host_limit, key, limits, list, log_filter,
+    node_address, object_store, one, optional, path, switch, text, time,
 };
+use crate::server::tls::TlsMode;
 
 /// The sections of the file and their titles, in the order of the reference.
-pub(crate) const SECTIONS: [(&str, &str); 11] = [
+pub(crate) const SECTIONS: [(&str, &str); 13] = [
     ("", "The server"),
+    ("tls", "TLS by the server itself, without a proxy"),
     ("about", "Presentation in NIP-11"),
     ("log", "Log on standard error"),
     ("bans", "Refused authors and repositories"),
@@ -26,6 +30,7 @@ pub(crate) const SECTIONS: [(&str, &str); 11] = [
     ("purgatory", "Events that wait for their git data"),
     ("git", "The git host"),
     ("relay", "Limits of the relay"),
+    ("pages", "Web pages"),
 ];
 
 /// Defines the settings, by section: key, number of values, form, field, `common` if `-h` shows it, and meaning.
@@ -81,11 +86,25 @@ settings! {
     "metrics" = one switch() => settings.metrics, common
         "Serves `/metrics`";
     "fail_health_when_degraded" = one switch() => settings.fail_health_when_degraded
-        "Answers `/health` with 503 instead of 200 while git objects are missing on disk";
+        "Answers `/health` with 503 instead of 200 while it is degraded: git objects are missing on disk, or the TLS certificate is missing or about to expire";
     "stop_timeout" = one time() => settings.relay.grace
         "Time that a stopping server waits for its clients to finish";
     "repositories_per_author" = one count() => settings.policy.repositories_per_author
         "Repositories that one author may have hosted. The operator may have more";
+    "tls.mode" = one choice(vec![("off", TlsMode::Off), ("acme", TlsMode::Acme), ("files", TlsMode::Files)]) => settings.tls.mode, common
+        "Source of the certificate: none, an ACME server such as Let's Encrypt, whose terms you accept with it, or files. With one, `git.secure` is on";
+    "tls.listen" = optional text("ADDR:PORT") => settings.tls.listen
+        "Address and port to listen on for TLS. Default: port 443 of all addresses";
+    "tls.http" = optional text("ADDR:PORT") => settings.tls.http
+        "Address and port that redirect to TLS, and that answer the challenge HTTP-01. Default: port 80 of all addresses";
+    "tls.contact" = optional text("MAIL") => settings.tls.contact
+        "Address of the operator for the ACME server, as `operator@example.com`";
+    "tls.directory" = one acme_directory() => settings.tls.directory
+        "Directory of the ACME server";
+    "tls.certificate" = optional path("PATH") => settings.tls.certificate
+        "PEM file with the certificate and its chain, for the mode `files`. It is read again when it changes";
+    "tls.key" = optional path("PATH") => settings.tls.key
+        "PEM file with the key of the certificate";
     "about.name" = optional text("TEXT") => settings.name, common
         "Short name. Default: the address";
     "about.description" = one text("TEXT") => settings.info.description, common
@@ -146,4 +165,10 @@ settings! {
         "Largest event as JSON; a state (30618) may have 1 MiB in any case";
     "relay.connections" = one count() => settings.relay.connections
         "Websockets at the same time";
+    "pages.show" = one choice(vec![("full", Show::Full), ("basic", Show::Basic), ("off", Show::Off)]) => settings.pages.show, common
+        "Pages of repositories with their content, with the clone address only, or none; the status page is shown in any case";
+    "pages.confirm" = one choice(vec![("auto", Confirm::Auto), ("always", Confirm::Always), ("never", Confirm::Never)]) => settings.pages.confirm
+        "Visitors press a button before they see an expensive page: while pages use half of the processor time that they may use, always, or never";
+    "pages.web_client" = one text("URL") => settings.pages.web_client
+        "Web client that pages link to for what they cannot do, such as answering";
 }

@@ -310,7 +310,7 @@ async fn purge_stopped(config: &Config, repo: &RepoId) -> Result<bool> {
     let contributors = open_contributors(&config.settings, &repos, None).await?;
     let mut is_purged = false;
     for store in std::iter::once(&repos).chain(&contributors) {
-        is_purged |= store.purge(repo, Timestamp::now()).await?;
+        is_purged |= store.repository(repo).purge(Timestamp::now()).await?;
     }
     store.close().await.context("the database did not close")?;
     Ok(is_purged)
@@ -345,9 +345,10 @@ async fn repair_stopped(config: &Config, damaged: &BTreeSet<RepoId>) -> Result<(
 async fn salvage(store: &RepoStore, repo: &RepoId) -> Result<()> {
     let now = Timestamp::now();
     store
-        .verify(repo, now + Duration::from_secs(1), now)
+        .repository(repo)
+        .verify(now + Duration::from_secs(1), now)
         .await?;
-    store.inspect(repo, true).await?;
+    store.repository(repo).inspect(true).await?;
     Ok(())
 }
 

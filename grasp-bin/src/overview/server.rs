@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
+use grasp_core::in_step::HostSteps;
 use grasp_core::service::Endpoint;
 use grasp_core::service::npub;
 use grasp_core::{Mono, RepoId, kinds};
 use grasp_purgatory::driver::{DamagedRepo, PurgatoryDriver};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Phase, Purgatory};
+use grasp_relay::in_step::InStep;
 use grasp_relay::metrics::{Metric, Metrics, table};
 use grasp_relay::role::{Role, RoleWatch};
 use grasp_relay::store::StoreError;
@@ -39,6 +41,8 @@ const MAX_DAMAGED_NAMED: usize = 100;
 
 /// Events that expire within this time are counted as expiring.
 const EXPIRING_WITHIN: Duration = Duration::from_secs(3_600);
+
+const SECONDS_OF_DAY: u64 = 24 * 60 * 60;
 
 /// Limits the repository names in the list of what waits.
 const MAX_WAITING_REPOS: usize = 1_000;
@@ -92,6 +96,12 @@ impl ServerParts {
             git_bytes,
             disk_bytes,
             damaged: self.damaged(),
+            certificate_days_left: self.certificate_days_left(),
+            certificate_problem: self
+                .base
+                .certificates
+                .as_ref()
+                .and_then(|certificates| certificates.status().problem),
             sockets: stats.sockets as u64,
             listeners: stats.listeners as u64,
             subscriptions: stats.subscriptions as u64,
@@ -181,6 +191,37 @@ impl ServerParts {
             .collect()
     }
 
+    /// Returns the days for which the TLS certificate is valid, if the server does TLS itself.
+    fn certificate_days_left(&self) -> Option<u64> {
+        let certificates = self.base.certificates.as_ref()?;
+        let now = self.base.host.clock.now().unix.as_secs();
+        let left = certificates
+            .status()
+            .validity
+            .map_or(Duration::ZERO, |validity| validity.left(now));
+        Some(left.as_secs() / SECONDS_OF_DAY)
+    }
+
+    /// Returns why an operator has to look after the TLS certificate, if that is so.
+    pub(super) fn certificate_trouble(&self) -> Option<String> {
+        let status = self.base.certificates.as_ref()?.status();
+        let now = self.base.host.clock.now().unix.as_secs();
+        if !status.is_degraded(now) {
+            return None;
+        }
+        let what = match status.validity {
+            None => "there is no TLS certificate".to_owned(),
+            Some(validity) => {
+                let days = validity.left(now).as_secs() / SECONDS_OF_DAY;
+                format!("the TLS certificate is valid for {days} more days only")
+            }
+        };
+        Some(match status.problem {
+            Some(problem) => format!("{what}: {}", problem.replace('\n', " ")),
+            None => what,
+        })
+    }
+
     /// Returns the repositories whose events wait for git data.
     pub(super) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
         let purgatory = self.purgatory()?;
@@ -224,6 +265,14 @@ impl ServerParts {
             seconds_left: (queued * 60).checked_div(per_minute),
             next_attempt_in: next.map(|next| next.as_secs()),
             expiring: expiring as u64,
+        }
+    }
+
+    /// Returns the number of repository names whose git data is hunted for.
+    pub(super) async fn hunted(&self) -> u64 {
+        match self.purgatory() {
+            Ok(purgatory) => turns(&purgatory).await.len() as u64,
+            Err(_) => 0,
         }
     }
 
@@ -296,6 +345,9 @@ impl ServerParts {
         self.set(&table::GIT_BYTES, &[], status.git_bytes);
         self.set(&table::DISK_BYTES, &[], status.disk_bytes);
         self.set(&table::SOCKETS, &[], status.sockets);
+        if let Some(days) = status.certificate_days_left {
+            self.set(&table::CERTIFICATE_DAYS, &[], days);
+        }
         self.set(&table::LISTENERS, &[], status.listeners);
         self.set(&table::SUBSCRIPTIONS, &[], status.subscriptions);
         self.set(&table::HELD, &["announcement"], held.announcements as u64);
@@ -307,6 +359,7 @@ impl ServerParts {
         self.set(&table::STAGED_BYTES, &[], held.staged_bytes);
         self.set(&table::PENDING_CLEANUP, &[], held.pending_tasks as u64);
         self.set(&metrics::HUNT_QUEUE, &[], status.purgatory.hunting);
+        self.set_comparisons();
         self.set(&table::IS_WRITER, &[], u64::from(self.purgatory().is_ok()));
         if let Some(nodes) = &self.nodes {
             self.set_node_metrics(nodes);
@@ -317,6 +370,21 @@ impl ServerParts {
         if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
             self.set(&table::FILES, &[], files.count() as u64);
         }
+    }
+
+    fn set_comparisons(&self) {
+        let mut sum = HostSteps::default();
+        let hosts = self.base.in_step.as_ref().map(InStep::hosts);
+        for steps in hosts.unwrap_or_default().into_values() {
+            sum.equal += steps.equal;
+            sum.different += steps.different;
+            sum.unreachable += steps.unreachable;
+            sum.unknown += steps.unknown;
+        }
+        self.set(&table::COMPARED, &["equal"], sum.equal as u64);
+        self.set(&table::COMPARED, &["different"], sum.different as u64);
+        self.set(&table::COMPARED, &["unreachable"], sum.unreachable as u64);
+        self.set(&table::COMPARED, &["unknown"], sum.unknown as u64);
     }
 
     fn set_node_metrics(&self, nodes: &NodeView) {
@@ -342,7 +410,7 @@ async fn turns(purgatory: &PurgatoryDriver) -> BTreeMap<RepoId, HuntSchedule> {
     }
 }
 
-fn intake(metrics: &Metrics) -> IntakeFigures {
+pub(super) fn intake(metrics: &Metrics) -> IntakeFigures {
     let of = |outcomes: &[&str]| {
         let sources = ["client", "live", "catch_up", "daily"];
         let series = sources

@@ -18,12 +18,13 @@ use grasp_relay::role::Writer;
 use grasp_relay::server::NodeKey;
 use grasp_relay::store::StoreRules;
 use grasp_relay::store::postgres::{NodeRow, PostgresOptions, PostgresStore};
+use grasp_relay::tls::TlsStore;
 use grasp_relay::web::figures::NodeStatus;
 use nostr::key::{Keys, SecretKey};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 
-use super::{Base, OwnWriter, Server};
+use super::{Base, OwnWriter, Server, tls};
 use crate::files;
 use crate::overview::Overview;
 use crate::settings::Settings;
@@ -54,26 +55,20 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         .node_address
         .as_ref()
         .context("node_address is not set")?;
-    files::create_private_dir(&settings.data_dir).with_context(|| {
-        format!(
-            "could not create {}; choose another directory with --data-dir",
-            settings.data_dir.display()
-        )
-    })?;
+    create_data_dir(settings)?;
     let store = connect(settings).await?;
     let key = store
         .node_key()
         .await
         .context("could not read the database")?;
-    let time = store.time().await.context("could not read the database")?;
-    check_clock(clock.now().unix, time)?;
+    compare_clocks(&store, &clock).await?;
     let keys = match &settings.service_key {
         Some(file) => files::service_key(file)?,
         None => service_key(&key)?,
     };
-    let key = NodeKey::new(key);
-    let hub = Hub::of_node();
+    let (key, hub) = (NodeKey::new(key), Hub::of_node());
     let shared: Arc<dyn grasp_relay::store::Store> = Arc::clone(&store) as _;
+    let tls_store: Arc<dyn TlsStore> = Arc::clone(&store) as _;
     let base = Base::open(
         settings,
         (shared, hub.clone()),
@@ -81,17 +76,16 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         (keys, Some(key)),
     )
     .await?;
+    let base = base.with_certificates(tls::certificates(settings, Some(tls_store.clone())));
     let address: Arc<str> = address.as_str().trim_end_matches('/').into();
-    let report = report(base.clone());
-    let metrics = base.metrics.clone();
     let parts = NodeParts {
         store,
         hub,
         address,
         key,
         clock,
-        metrics,
-        report,
+        metrics: base.metrics.clone(),
+        report: report(base.clone()),
     };
     let mut node = Node::new(parts)
         .await
@@ -99,20 +93,36 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let view = NodeView {
         address: Arc::clone(node.address()),
         nodes: node.nodes(),
-        probed: Mutex::new(None),
+        probed: Mutex::default(),
     };
     let roles = node.roles().clone();
+    let keeper = base.keep_certificate(Some(tls_store), roles.clone())?;
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
-    let routes = node.routes(base.routes(&roles, &overview));
-    let parts = base.parts(node.ingest(), routes);
+    let parts = base.parts(node.ingest(), node.routes(base.routes(&roles, &overview)));
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
-    node.run(Arc::clone(&writer) as _);
+    node.run(writer.clone());
     Ok(Server {
         parts,
         roles,
         writer,
         overview,
         node: Some(Arc::new(node)),
+        _certificate_keeper: keeper,
+    })
+}
+
+async fn compare_clocks(store: &PostgresStore, clock: &Clock) -> Result<()> {
+    let time = store.time().await.context("could not read the database")?;
+    check_clock(clock.now().unix, time)?;
+    Ok(())
+}
+
+fn create_data_dir(settings: &Settings) -> Result<()> {
+    files::create_private_dir(&settings.data_dir).with_context(|| {
+        format!(
+            "could not create {}; choose another directory with --data-dir",
+            settings.data_dir.display()
+        )
     })
 }
 

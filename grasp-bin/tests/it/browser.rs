@@ -8,17 +8,17 @@ use self::devtools::{Browser, View};
 use crate::support::{Server, command, run_to_end, skipped};
 
 const DESKTOP: View = View {
-    width: 1100,
+    width: 1200,
     phone: false,
     scheme: "light",
 };
 const DARK: View = View {
-    width: 1100,
+    width: 800,
     phone: false,
     scheme: "dark",
 };
 const PHONE: View = View {
-    width: 360,
+    width: 320,
     phone: true,
     scheme: "light",
 };
@@ -43,6 +43,7 @@ const LOW_CONTRAST: &str = r"(() => {
   const shown = (e) => e ? Number(getComputedStyle(e).opacity) * shown(e.parentElement) : 1;
   const bad = [];
   for (const e of document.querySelectorAll('body *')) {
+    if (e.closest('.skip')) continue;
     if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || e.tagName === 'SCRIPT') continue;
     const back = behind(e), front = rgb(getComputedStyle(e).color);
     const seen = over([...front.slice(0, 3), (front[3] ?? 1) * shown(e)], back);
@@ -57,9 +58,9 @@ const INACCESSIBLE: &str = r"(() => {
   const bad = [], all = (s) => [...document.querySelectorAll(s)];
   if (!document.documentElement.lang) bad.push('no language');
   if (!document.title) bad.push('no title');
-  for (const mark of ['main', 'nav[aria-label]', 'h1']) if (all(mark).length !== 1) bad.push('not one ' + mark);
+  for (const mark of ['main', 'header nav[aria-label]', 'main > h1, main > * > h1:not(.md h1)']) if (all(mark).length !== 1) bad.push('not one ' + mark);
   if (all('a').some((a) => !a.textContent.trim())) bad.push('a link without a name');
-  if (all('table').some((t) => !t.caption || [...t.querySelectorAll('th')].some((th) => !th.scope))) bad.push('a table without caption or scope');
+  if (all('table:not(.md table)').some((t) => !t.caption || [...t.querySelectorAll('th')].some((th) => !th.scope))) bad.push('a table without caption or scope');
     if (all('img:not([alt])').length) bad.push('a picture without a description');
   return bad.join('; ');
 })()";
@@ -67,7 +68,7 @@ const INACCESSIBLE: &str = r"(() => {
 /// Words in headings and states that are broken across lines.
 const BROKEN_WORDS: &str = r"(() => {
   const bad = [];
-  for (const e of document.querySelectorAll('th, td:not(:first-child)')) {
+  for (const e of document.querySelectorAll('th, td:not(:first-child):not(.md td)')) {
     for (const node of e.childNodes) for (const word of (node.textContent ?? '').matchAll(/\S+/g)) {
       const range = document.createRange();
       range.setStart(node, word.index);
@@ -77,6 +78,15 @@ const BROKEN_WORDS: &str = r"(() => {
   }
   return bad.join(' ');
 })()";
+
+const README: &str = "# A project\n\nText with `code`, [a file](src/main.rs) and **more**.\n\n![a picture](docs/picture.svg)\n\n\
+                      ![badge](https://elsewhere.example/badge.svg)\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```rust\nfn main() {}\n```\n\n\
+                      <script>alert(1)</script><img src=docs/picture.svg alt=again onerror=alert(2)>\n";
+
+const CODE: &str = "//! What it is.\n\n/// Says hello.\nfn main() {\n    let number = 42; // why\n    println!(\"hello {number}\");\n}\n";
+
+const PICTURE: &str = "<svg xmlns='http://www.w3.org/2000/svg' width='80' height='40'><script>alert(3)</script>\
+                       <rect width='80' height='40' fill='teal'/></svg>";
 
 /// Pushes a repository to the server, and returns the URL of its page.
 fn push(server: &Server, home: &Path) -> String {
@@ -99,7 +109,22 @@ fn push(server: &Server, home: &Path) -> String {
         assert!(done.ok, "{done:?}");
     };
     git(&["init", "-q", "-b", "main"]);
-    git(&["commit", "-q", "--allow-empty", "-m", "first"]);
+    let write = |name: &str, text: &str| {
+        let path = work.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("README.md", README);
+    write("src/main.rs", CODE);
+    write("docs/picture.svg", PICTURE);
+    git(&["add", "."]);
+    git(&["commit", "-q", "-m", "first\n\nIt has a body."]);
+    write("src/main.rs", &CODE.replace("hello", "good bye"));
+    git(&[
+        "commit",
+        "-qam",
+        "second, with a subject that is somewhat longer than others are",
+    ]);
     let push = ["push", "--server", server.host()];
     let pushed = run_to_end(command().args(push).current_dir(&work).env("HOME", home));
     assert!(pushed.ok, "{pushed:?}");
@@ -125,11 +150,24 @@ async fn pages_are_readable_on_desktop_and_phone_in_light_and_dark_scheme() {
     let server = Server::start(&data);
     let repository = push(&server, dir.path());
     let root = format!("http://{}", server.host());
+    let owner = repository.rsplit_once('/').unwrap().0.to_owned();
     let pages = [
         ("landing", format!("{root}/")),
-        ("repository", repository),
+        ("repository", repository.clone()),
+        ("tree", format!("{repository}/tree/main/src")),
+        ("file", format!("{repository}/file/main/src/main.rs")),
+        ("document", format!("{repository}/file/main/README.md")),
+        (
+            "picture",
+            format!("{repository}/file/main/docs/picture.svg"),
+        ),
+        ("log", format!("{repository}/log/main")),
+        ("commit", newest_commit(&repository)),
+        ("refs", format!("{repository}/refs")),
+        ("owner", owner),
         ("status", format!("{root}/status")),
     ];
+    browser.take_messages();
     for (name, url) in &pages {
         for (view, at) in [("desktop", DESKTOP), ("dark", DARK), ("phone", PHONE)] {
             browser.open(url, &at).await;
@@ -158,11 +196,50 @@ async fn pages_are_readable_on_desktop_and_phone_in_light_and_dark_scheme() {
                 true,
                 "{name} loads from another origin"
             );
+            assert_eq!(
+                browser.take_messages(),
+                Vec::<String>::new(),
+                "{name} in view {view} writes to the console"
+            );
             browser.save_screenshot(&format!("{name}-{view}")).await;
         }
     }
+    // Markdown and code are rendered by the worker, and nothing of a document runs.
+    browser.open(&repository, &DESKTOP).await;
+    let rendered = "document.querySelectorAll('.md h1, .md table, .md .k').length";
+    assert_eq!(browser.evaluate(rendered).await, 3);
     let dark = "getComputedStyle(document.documentElement).colorScheme";
     assert_eq!(browser.evaluate(dark).await, "light dark");
+}
+
+/// Returns the address of the newest commit that a page links to.
+fn newest_commit(repository: &str) -> String {
+    let rest = repository.strip_prefix("http://").unwrap();
+    let (host, path) = rest.split_once('/').unwrap();
+    let (_, page) = crate::support::get(host, &format!("/{path}"));
+    let (_, link) = page.split_once("/commit/").expect("a link to a commit");
+    format!("{repository}/commit/{}", &link[..40])
+}
+
+#[tokio::test]
+async fn pages_are_the_same_without_scripts() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut browser) = Browser::start(&dir.path().join("profile")).await else {
+        skipped("chromium is not installed");
+        return;
+    };
+    let server = Server::start(&dir.path().join("data"));
+    let repository = push(&server, dir.path());
+    for page in ["", "/tree/main", "/file/main/src/main.rs", "/log/main"] {
+        let mut texts = Vec::new();
+        for is_on in [true, false] {
+            browser.run_scripts(is_on).await;
+            browser.open(&format!("{repository}{page}"), &DESKTOP).await;
+            texts.push(browser.evaluate("document.body.innerText").await);
+        }
+        assert_eq!(texts[0], texts[1], "{page}");
+        assert_eq!(browser.take_messages(), Vec::<String>::new(), "{page}");
+    }
 }
 
 #[tokio::test]

@@ -599,3 +599,25 @@ fn the_doctor_accepts_a_running_server_and_reports_a_port_in_use() {
         "{bad:?}"
     );
 }
+
+#[test]
+fn completions_and_manual_pages_know_all_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = grasp(&["completions", shell]);
+        assert!(output.ok && output.out.contains("sidecar"), "{output:?}");
+    }
+    // The shell itself takes it.
+    let script = format!(
+        "source <('{}' completions bash) && complete -p grasp",
+        env!("CARGO_BIN_EXE_grasp")
+    );
+    let known = run_to_end(std::process::Command::new("bash").args(["-c", &script]));
+    assert!(known.ok && known.out.contains("grasp"), "{known:?}");
+    let page = grasp(&["man"]);
+    assert!(page.ok && page.out.contains(".TH grasp 1"), "{page:?}");
+    let dir = tempfile::tempdir().unwrap();
+    assert!(grasp(&["man", "--dir", dir.path().to_str().unwrap()]).ok);
+    for name in ["grasp.1", "grasp-serve.1", "grasp-config-check.1"] {
+        assert!(dir.path().join(name).is_file(), "{name}");
+    }
+}

@@ -1,5 +1,7 @@
 //! The command itself, as a child process.
 #![allow(clippy::unwrap_used)]
+// A scenario, or a table of cases, reads from top to bottom.
+#![allow(clippy::too_many_lines)]
 
 mod browser;
 mod commands;
@@ -7,6 +9,7 @@ mod docs;
 mod full_disk;
 mod http;
 mod operations;
+mod pages;
 #[allow(dead_code, unreachable_pub, reason = "a module of grasp-tests")]
 #[path = "../../../tests/src/postgres.rs"]
 mod postgres;
@@ -19,5 +22,6 @@ mod sidecar;
 mod signals;
 mod status;
 mod support;
+mod tls;
 #[path = "../../../grasp-sync/tests/driver/tls_front.rs"]
 mod tls_front;

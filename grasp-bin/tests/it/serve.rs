@@ -234,3 +234,29 @@ fn an_address_in_use_is_named_with_the_remedy() {
         "{output}"
     );
 }
+
+#[tokio::test]
+async fn an_onion_service_hosts_repositories_that_list_its_address() {
+    const ONION: &str = "2gzyxa5ihm7nsggfxnu52rck2vv4rvmdlkiu3zzui5du4xyclen53wid.onion";
+    let dir = tempfile::tempdir().unwrap();
+    let listen = crate::operations::free_address();
+    let settings = [
+        "--listen",
+        &listen,
+        "--domain",
+        ONION,
+        "--trusted-proxies",
+        "127.0.0.1",
+    ];
+    let server = Server::start_with(&settings, dir.path());
+    assert_eq!(server.url, format!("ws://{ONION}"));
+    let socket = tokio_tungstenite::connect_async(format!("ws://{listen}")).await;
+    let mut client = Client {
+        socket: socket.unwrap().0,
+    };
+    let alice = Keys::generate();
+    let accepted = client.publish(&announcement(&alice, ONION)).await;
+    assert_eq!(accepted, Some(true));
+    let elsewhere = announcement(&Keys::generate(), "other.example");
+    assert_eq!(client.publish(&elsewhere).await, Some(false));
+}

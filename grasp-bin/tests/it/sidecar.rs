@@ -181,6 +181,47 @@ fn a_relay_without_sync_becomes_complete() {
 }
 
 #[test]
+fn a_sidecar_runs_once_for_cron() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = Server::start(&dir.path().join("other"));
+    push(&other, dir.path());
+    let settings =
+        "allow_private_targets = true\nsync.enabled = false\narchive.everything = true\n";
+    let data = dir.path().join("relay");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::write(data.join("grasp.toml"), settings).unwrap();
+    let relay = Server::start(&data);
+    let beside = dir.path().join("sidecar");
+    let beside = beside.to_str().unwrap();
+    let once = |relay: &str, from: &str| {
+        let relays = ["sidecar", "--once", "--relay", relay, "--bootstrap", from];
+        let rest = [
+            "--sidecar-follow-unlisted",
+            "--timeout",
+            "20s",
+            "--data-dir",
+            beside,
+        ];
+        run_to_end(command().args(relays).args(rest))
+    };
+    let complete = once(&relay.url, &other.url);
+    assert_eq!(complete.code, Some(0), "{complete:?}");
+    assert!(
+        complete.out.contains("1 of 1 relay complete"),
+        "{complete:?}"
+    );
+    // Nothing listens at port 1.
+    let no_other = once(&relay.url, "ws://127.0.0.1:1");
+    assert_eq!(no_other.code, Some(2), "{no_other:?}");
+    let no_relay = once("ws://127.0.0.1:1", &other.url);
+    assert_eq!(no_relay.code, Some(1), "{no_relay:?}");
+    assert!(
+        no_relay.err.contains("is the relay running?"),
+        "{no_relay:?}"
+    );
+}
+
+#[test]
 fn a_sidecar_without_a_relay_names_the_option() {
     let dir = tempfile::tempdir().unwrap();
     let output = grasp(&["sidecar", "--data-dir", dir.path().to_str().unwrap()]);

@@ -37,7 +37,7 @@ impl Server {
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let url = lines.map_while(Result::ok).find_map(|line| {
             line.split_whitespace()
-                .find(|word| word.starts_with("ws://"))
+                .find(|word| word.starts_with("ws://") || word.starts_with("wss://"))
                 .map(str::to_owned)
         });
         Self {
@@ -72,6 +72,8 @@ pub(crate) fn command() -> Command {
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) ok: bool,
+    /// None if a signal ended it.
+    pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
@@ -86,6 +88,7 @@ pub(crate) fn run_to_end(command: &mut Command) -> CommandOutput {
     let output = command.output().unwrap();
     CommandOutput {
         ok: output.status.success(),
+        code: output.status.code(),
         out: String::from_utf8(output.stdout).unwrap(),
         err: String::from_utf8(output.stderr).unwrap(),
     }

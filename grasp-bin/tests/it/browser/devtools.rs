@@ -19,6 +19,8 @@ pub(crate) struct Browser {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     session: Option<String>,
     last: u64,
+    /// What the browser has written to the console: messages, errors and violations of the policy.
+    messages: Vec<String>,
 }
 
 /// The width and the color scheme in which a page is shown.
@@ -63,6 +65,7 @@ impl Browser {
             socket,
             session: None,
             last: 0,
+            messages: Vec::new(),
         };
         let target = browser
             .call("Target.createTarget", json!({"url": "about:blank"}))
@@ -70,7 +73,9 @@ impl Browser {
         let attach = json!({"targetId": target["targetId"], "flatten": true});
         let attached = browser.call("Target.attachToTarget", attach).await;
         browser.session = Some(attached["sessionId"].as_str().unwrap().to_owned());
-        browser.call("Page.enable", json!({})).await;
+        for domain in ["Page.enable", "Log.enable", "Runtime.enable"] {
+            browser.call(domain, json!({})).await;
+        }
         Some(browser)
     }
 
@@ -87,6 +92,18 @@ impl Browser {
         self.call("Page.navigate", json!({"url": url})).await;
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
             .await;
+    }
+
+    /// Runs the scripts of pages, or not.
+    pub(crate) async fn run_scripts(&mut self, is_on: bool) {
+        let params = json!({"value": !is_on});
+        self.call("Emulation.setScriptExecutionDisabled", params)
+            .await;
+    }
+
+    /// Returns what was written to the console since the last call.
+    pub(crate) fn take_messages(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.messages)
     }
 
     /// Evaluates an expression in the page.
@@ -117,7 +134,7 @@ impl Browser {
         let Some(dir) = std::env::var_os("GRASP_TEST_PICTURES") else {
             return;
         };
-        let params = json!({"captureBeyondViewport": true});
+        let params = json!({"captureBeyondViewport": false});
         let screenshot = self.call("Page.captureScreenshot", params).await;
         let file = Path::new(&dir).join(format!("{name}.png.base64"));
         std::fs::write(file, screenshot["data"].as_str().unwrap()).unwrap();
@@ -141,6 +158,15 @@ impl Browser {
                 continue;
             };
             let answer: Value = serde_json::from_str(&text).unwrap();
+            let event = answer["method"].as_str().unwrap_or_default();
+            let events = [
+                "Log.entryAdded",
+                "Runtime.consoleAPICalled",
+                "Runtime.exceptionThrown",
+            ];
+            if events.contains(&event) {
+                self.messages.push(answer["params"].to_string());
+            }
             if answer["id"] == self.last {
                 assert!(answer.get("error").is_none(), "{method}: {answer}");
                 return answer["result"].clone();

@@ -1,0 +1,406 @@
+//! TLS by the server itself: git, browsers and relays connect without a proxy.
+
+mod authority;
+mod pebble;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use self::authority::Authority;
+use self::pebble::{Behaviour, Pebble};
+use crate::operations::free_address;
+use crate::postgres::Postgres;
+use crate::support::{Server, command, get};
+
+/// The time after which a test fails.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+const DOMAIN: &str = "git.example.test";
+
+/// A lifetime that no test lives to see the end of.
+const LONG: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
+/// The addresses of a server with TLS.
+struct Addresses {
+    plain: String,
+    tls: String,
+    http: String,
+}
+
+impl Addresses {
+    fn new() -> Self {
+        Self {
+            plain: free_address(),
+            tls: free_address(),
+            http: free_address(),
+        }
+    }
+
+    fn behaviour(&self, lifetime: Duration) -> Behaviour<'_> {
+        Behaviour {
+            tls: port(&self.tls),
+            http: port(&self.http),
+            lifetime,
+        }
+    }
+
+    /// Starts a server that orders its certificate.
+    fn start(&self, pebble: &Pebble, dir: &Path, data: &Path, more: &[&str]) -> Server {
+        let authority = dir.join("authority.pem");
+        let mut settings = vec![
+            "--domain",
+            DOMAIN,
+            "--tls",
+            "acme",
+            "--tls-directory",
+            &pebble.directory,
+            "--trusted-roots",
+            authority.to_str().unwrap(),
+        ];
+        settings.extend(more);
+        self.start_with(&settings, data)
+    }
+
+    fn start_with(&self, settings: &[&str], data: &Path) -> Server {
+        let mut all = vec![
+            "--listen",
+            &self.plain,
+            "--tls-listen",
+            &self.tls,
+            "--tls-http",
+            &self.http,
+        ];
+        all.extend(settings);
+        Server::start_with(&all, data)
+    }
+
+    /// Requests a page over TLS, and returns whether that worked, and the output of curl.
+    fn get(&self, root: &Path, path: &str, more: &[&str]) -> (bool, String) {
+        let connect = format!("{DOMAIN}:443:{}", self.tls);
+        let url = format!("https://{DOMAIN}{path}");
+        let mut arguments = vec![
+            "--cacert",
+            root.to_str().unwrap(),
+            "--connect-to",
+            &connect,
+            &url,
+        ];
+        arguments.extend(more);
+        curl(&arguments)
+    }
+
+    /// Waits until there is a certificate.
+    fn wait(&self, root: &Path) {
+        let began = Instant::now();
+        while !self.get(root, "/health", &[]).0 {
+            let health = get(&self.plain, "/health");
+            assert!(began.elapsed() < TIMEOUT, "no certificate: {health:?}");
+        }
+    }
+}
+
+fn port(address: &str) -> &str {
+    address.rsplit(':').next().unwrap()
+}
+
+/// Runs curl, and returns whether it worked, and its output.
+fn curl(arguments: &[&str]) -> (bool, String) {
+    let output = Command::new("curl")
+        .args(["--silent", "--show-error", "--fail", "--max-time", "10"])
+        .args(arguments)
+        .output()
+        .expect("curl");
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
+}
+
+/// Opens a connection with TLS and HTTP/1.1.
+async fn connect(address: &str, root: &Path) -> TlsStream<TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(root).unwrap())
+        .unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from(DOMAIN).unwrap();
+    TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+        .unwrap()
+}
+
+/// Returns the certificate of a server.
+async fn certificate(address: &str, root: &Path) -> Vec<u8> {
+    let stream = connect(address, root).await;
+    let certificates = stream.get_ref().1.peer_certificates().unwrap();
+    certificates[0].to_vec()
+}
+
+/// Sends a request on an open connection.
+async fn request(stream: &mut TlsStream<TcpStream>) {
+    let request = format!("GET /health HTTP/1.1\r\nHost: {DOMAIN}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 4096];
+    let bytes = stream.read(&mut answer).await.unwrap();
+    assert!(answer[..bytes].starts_with(b"HTTP/1.1 200"));
+}
+
+#[test]
+fn everything_works_with_a_certificate_by_tls_alpn() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let addresses = Addresses::new();
+    let Some(pebble) = Pebble::start(dir.path(), &addresses.behaviour(LONG)) else {
+        return;
+    };
+    let server = addresses.start(&pebble, dir.path(), data.path(), &[]);
+    let root = dir.path().join("issued.pem");
+    addresses.wait(&root);
+    let (ok, version) = addresses.get(
+        &root,
+        "/",
+        &[
+            "--http2",
+            "--output",
+            "/dev/null",
+            "--write-out",
+            "%{http_version}",
+        ],
+    );
+    assert!(ok && version == "2", "{version}");
+    let (_, page) = addresses.get(&root, "/", &["--http1.1"]);
+    assert!(page.contains(DOMAIN), "{page}");
+    let (_, upgraded) = addresses.get(
+        &root,
+        "/",
+        &[
+            "--http1.1",
+            "--header",
+            "Connection: Upgrade",
+            "--header",
+            "Upgrade: websocket",
+            "--header",
+            "Sec-WebSocket-Version: 13",
+            "--header",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+            "--max-time",
+            "1",
+            "--write-out",
+            "%{http_code}",
+        ],
+    );
+    assert!(upgraded.ends_with("101"), "{upgraded}");
+    let (_, target) = curl(&[
+        "--output",
+        "/dev/null",
+        "--write-out",
+        "%{http_code} %{redirect_url}",
+        "--header",
+        "Host: evil.example",
+        &format!("http://{}/a/b?c=d", addresses.http),
+    ]);
+    assert_eq!(target, format!("308 https://{DOMAIN}/a/b?c=d"));
+    let (_, status) = addresses.get(&root, "/status.json", &[]);
+    assert!(status.contains("\"certificate_days_left\":89"), "{status}");
+    let (_, metrics) = addresses.get(&root, "/metrics", &[]);
+    assert!(metrics.contains("grasp_tls_certificate_days_left 89"));
+    let orders = std::fs::read_to_string(data.path().join("tls/orders.json")).unwrap();
+    assert!(orders.contains("\"challenge\":\"tls_alpn\""), "{orders}");
+    drop(server);
+}
+
+#[test]
+fn a_restart_serves_the_old_certificate_and_orders_nothing() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let addresses = Addresses::new();
+    let Some(pebble) = Pebble::start(dir.path(), &addresses.behaviour(LONG)) else {
+        return;
+    };
+    let root = dir.path().join("issued.pem");
+    let server = addresses.start(&pebble, dir.path(), data.path(), &[]);
+    addresses.wait(&root);
+    drop(server);
+    let read = |name: &str| std::fs::read_to_string(data.path().join("tls").join(name)).unwrap();
+    let before = [read("certificate.pem"), read("account.json")];
+    let server = addresses.start(&pebble, dir.path(), data.path(), &[]);
+    addresses.wait(&root);
+    drop(server);
+    assert_eq!([read("certificate.pem"), read("account.json")], before);
+    let orders: serde_json::Value = serde_json::from_str(&read("orders.json")).unwrap();
+    assert_eq!(orders["issued"].as_array().unwrap().len(), 1, "{orders}");
+    assert_eq!(orders["failures"], 0, "{orders}");
+}
+
+#[test]
+fn http_01_is_tried_if_tls_alpn_fails() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let addresses = Addresses::new();
+    // Another port than the one that the server listens on.
+    let elsewhere = free_address();
+    let behaviour = Behaviour {
+        tls: port(&elsewhere),
+        ..addresses.behaviour(LONG)
+    };
+    let Some(pebble) = Pebble::start(dir.path(), &behaviour) else {
+        return;
+    };
+    let server = addresses.start(&pebble, dir.path(), data.path(), &[]);
+    // Never a certificate of its own making, and the reason is told.
+    assert!(
+        !addresses
+            .get(&dir.path().join("issued.pem"), "/", &["--insecure"])
+            .0
+    );
+    let began = Instant::now();
+    while !get(&addresses.plain, "/health")
+        .1
+        .contains("could not check the domain")
+    {
+        assert!(
+            began.elapsed() < TIMEOUT,
+            "{:?}",
+            get(&addresses.plain, "/health")
+        );
+    }
+    let (status, text) = get(&addresses.http, "/");
+    assert_eq!(status, 503, "{text}");
+    assert!(text.contains("no TLS certificate yet"), "{text}");
+    addresses.wait(&dir.path().join("issued.pem"));
+    let orders = std::fs::read_to_string(data.path().join("tls/orders.json")).unwrap();
+    assert!(orders.contains("\"challenge\":\"http\""), "{orders}");
+    assert!(!data.path().join("tls/challenge.json").exists());
+    drop(server);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_drops_no_connection() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let addresses = Addresses::new();
+    let lifetime = Duration::from_secs(15);
+    let Some(pebble) = Pebble::start(dir.path(), &addresses.behaviour(lifetime)) else {
+        return;
+    };
+    let server = addresses.start(&pebble, dir.path(), data.path(), &[]);
+    let root = dir.path().join("issued.pem");
+    addresses.wait(&root);
+    let first = certificate(&addresses.tls, &root).await;
+    let mut open = connect(&addresses.tls, &root).await;
+    let began = Instant::now();
+    while certificate(&addresses.tls, &root).await == first {
+        request(&mut open).await;
+        assert!(began.elapsed() < TIMEOUT, "no renewal");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    request(&mut open).await;
+    drop(server);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_read_again_when_they_change() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let addresses = Addresses::new();
+    let root = dir.path().join("root.pem");
+    let authority = Authority::new(&root);
+    let (chain, key) = (dir.path().join("chain.pem"), dir.path().join("key.pem"));
+    authority.certify(DOMAIN, &chain, &key);
+    let settings = [
+        "--domain",
+        DOMAIN,
+        "--tls",
+        "files",
+        "--tls-certificate",
+        chain.to_str().unwrap(),
+        "--tls-key",
+        key.to_str().unwrap(),
+    ];
+    let server = addresses.start_with(&settings, data.path());
+    addresses.wait(&root);
+    let first = certificate(&addresses.tls, &root).await;
+    // A text that is no certificate changes nothing, and is told.
+    std::fs::write(&chain, "nonsense").unwrap();
+    let began = Instant::now();
+    while !get(&addresses.plain, "/status.json")
+        .1
+        .contains("chain.pem: there is no certificate in it")
+    {
+        assert!(began.elapsed() < TIMEOUT);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(certificate(&addresses.tls, &root).await, first);
+    authority.certify(DOMAIN, &chain, &key);
+    while certificate(&addresses.tls, &root).await == first {
+        assert!(began.elapsed() < TIMEOUT);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    drop(server);
+}
+
+#[test]
+fn three_nodes_share_one_certificate_and_any_of_them_answers_the_challenge() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes: Vec<_> = (0..3)
+        .map(|_| (Addresses::new(), tempfile::tempdir().unwrap()))
+        .collect();
+    // The ACME server connects to the last node, which is not the writer.
+    let Some(pebble) = Pebble::start(dir.path(), &nodes[2].0.behaviour(LONG)) else {
+        return;
+    };
+    let Some(postgres) = Postgres::shared() else {
+        return;
+    };
+    let database = postgres.database();
+    let packs = format!("file://{}", dir.path().display());
+    let mut servers = Vec::new();
+    for (addresses, data) in &nodes {
+        let address = format!("http://{}", addresses.plain);
+        let more = [
+            "--database",
+            &database,
+            "--packs",
+            &packs,
+            "--node-address",
+            &address,
+        ];
+        servers.push(addresses.start(&pebble, dir.path(), data.path(), &more));
+    }
+    let root = dir.path().join("issued.pem");
+    for (addresses, data) in &nodes {
+        addresses.wait(&root);
+        assert!(!data.path().join("tls").exists(), "it is in the database");
+    }
+    let orders = postgres.sql(&database, "SELECT text FROM tls WHERE item = 'orders'");
+    let issued: serde_json::Value = serde_json::from_str(orders.trim()).unwrap();
+    assert_eq!(issued["issued"].as_array().unwrap().len(), 1, "{orders}");
+    drop(servers);
+}
+
+#[test]
+fn a_certificate_needs_a_public_name() {
+    for domain in [
+        "localhost",
+        "192.0.2.1",
+        "git.example.com:8443",
+        "abc.onion",
+    ] {
+        let output = crate::support::run_to_end(
+            command().args(["config", "check", "--tls", "acme", "--domain", domain]),
+        );
+        assert!(!output.ok && output.err.contains("tls.mode"), "{output:?}");
+    }
+}
