@@ -14,7 +14,7 @@ use grasp_purgatory::database::{
     RetiredRef, View, ViewHead,
 };
 use grasp_relay::store::{
-    EventChunks, EventStore, Inventory, Present, SaveReport, Store, StoreFuture,
+    EventChunks, EventStore, Inventory, Present, SaveReport, Store, StoreFuture, SweepReport,
 };
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -174,7 +174,7 @@ impl EventStore for FaultyStore {
         self.store.delisted(coordinates)
     }
 
-    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, u64> {
+    fn sweep(&self, now: Timestamp) -> StoreFuture<'_, SweepReport> {
         self.store.sweep(now)
     }
 

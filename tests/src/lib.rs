@@ -1,4 +1,6 @@
 //! Complete server instances for tests: real sockets on loopback, real stores on disk.
+// A scenario, or a table of cases, reads from top to bottom.
+#![allow(clippy::too_many_lines)]
 
 mod author;
 mod client;

@@ -109,10 +109,17 @@ impl Postgres {
                 "--no-sync",
             ],
         );
+        server.configure(is_durable);
+        server.control("start");
+        server
+    }
+
+    fn configure(&self, is_durable: bool) {
         let mut settings = format!(
-            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\n\
+            "listen_addresses = '127.0.0.1'\nport = {}\nunix_socket_directories = '{}'\n\
              max_connections = 400\n",
-            server.dir.display()
+            self.port,
+            self.dir.display()
         );
         settings += match is_durable {
             true => "shared_buffers = 512MB\n",
@@ -120,11 +127,9 @@ impl Postgres {
         };
         let mut file = fs::OpenOptions::new()
             .append(true)
-            .open(data.join("postgresql.conf"))
+            .open(self.dir.join("data/postgresql.conf"))
             .unwrap();
         file.write_all(settings.as_bytes()).unwrap();
-        server.control("start");
-        server
     }
 
     /// Creates an empty database and returns its address.

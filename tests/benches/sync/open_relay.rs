@@ -70,6 +70,7 @@ impl OpenRelay {
             limits,
             trusted_proxies: vec![],
             node_key: None,
+            pages: Default::default(),
         };
         let (service, extra) = (config.service.clone(), Router::new());
         let listing = Listing::new(store.clone(), service, clock.clone(), |_| true);

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
+use grasp_core::sync::ConnectionStatus;
 use grasp_core::{RelayUrl, ServiceIdentity};
 use grasp_relay::ingest::Origin;
 use grasp_relay::server::Parts;
 use grasp_relay::{Accepted, Feed};
-use grasp_sync::index::ConnectionStatus;
 use grasp_tests::{Author, Instance, Workdir};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::filter::Filter;

@@ -18,6 +18,7 @@ attacks![
     delta_chain_upload,
     delta_bomb_upload,
     sparse_filter,
+    memory_of_fetches,
     slow_readers,
     unreachable_objects,
     removed_commits,
@@ -154,6 +155,68 @@ async fn sparse_filter() -> Report {
         answers.iter().all(|answer| is_refused(&answer.body)),
         format!("{answers:?}"),
     )
+}
+
+/// Fetches a repository of some megabytes whose files are large and similar: git could look for deltas among them.
+async fn memory_of_fetches() -> Report {
+    const PUSHES: u64 = 15;
+    let scenario = Scenario::start().await;
+    let client = scenario.server.client();
+    let eve = Author::new().earlier(60);
+    let repo = eve.repo("hostile");
+    let url = client.clone_url(&repo);
+    let announcement = eve.announce("hostile", &scenario.server.service());
+    let work = Workdir::init().await;
+    let mut tip = String::new();
+    for number in 0..PUSHES {
+        let file = work.path().join(format!("file-{number}"));
+        std::fs::write(file, compressible(number)).expect("a file is written");
+        work.git(&["add", "."]).await.expect_ok();
+        tip = work.commit(&format!("{number}")).await;
+        let state = eve.later(number).state("hostile", &[(MAIN, &tip)]);
+        client.publish_all(&[&announcement, &state]).await;
+        work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    }
+    let request = [
+        pkt("command=fetch"),
+        b"0001".to_vec(),
+        pkt("ofs-delta\n"),
+        pkt(format!("want {tip}\n")),
+        pkt("done\n"),
+        b"0000".to_vec(),
+    ]
+    .concat();
+    assert!(request.len() < 130, "{}", request.len());
+    let path = format!("{}/git-upload-pack", scenario.server.path(&repo));
+    let mut statuses = Vec::new();
+    let server = scenario.server.address();
+    let attackers: Vec<Attacker> = (0..36)
+        .map(|n| Attacker::in_network(server, n % 6))
+        .collect();
+    let attack = async {
+        let headers = [("Git-Protocol", "version=2")];
+        let fetches = attackers
+            .iter()
+            .map(|one| one.status("POST", &path, &headers, &request));
+        statuses = join_all(fetches).await;
+    };
+    let report = scenario.run(8 << 20, attack).await;
+    let is_answered = |status: &Option<u16>| matches!(status, Some(200 | 503));
+    report.and(statuses.iter().all(is_answered), format!("{statuses:?}"))
+}
+
+/// Returns 15 MB that compress to a hundredth: one of 60 words, each repeated, in an order of its own.
+fn compressible(seed: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut random = seed + 1;
+    while bytes.len() < 15 << 20 {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let word = format!("{:08x}", (random >> 33) % 60 * 0x0101_4f6b);
+        bytes.extend(word.repeat(400).into_bytes());
+    }
+    bytes
 }
 
 /// Reads clones at 3.4 KB per second.

@@ -286,7 +286,7 @@ async fn old_tips_and_retired_views_are_removed_after_ninety_days() {
         let repos = instance.purgatory().repos();
         let mut counts = Vec::new();
         for repo in [alice.repo("x"), bob.repo("y")] {
-            counts.push(repos.retired_refs(&repo).await.unwrap().len());
+            counts.push(repos.repository(&repo).retired_refs().await.unwrap().len());
         }
         counts
     };
@@ -321,7 +321,8 @@ async fn maintenance_removes_objects_that_no_held_event_may_need() {
     let tips = BTreeSet::from([tip.parse().unwrap()]);
     purgatory
         .repos()
-        .take_in(&name, incoming, &tips)
+        .repository(&name)
+        .take_in(incoming, &tips)
         .await
         .unwrap();
     purgatory.run_maintenance().await.unwrap();
@@ -351,7 +352,7 @@ async fn receive(repos: &RepoStore, name: &RepoId, work: &Workdir, tip: &str) ->
             tip.as_bytes(),
         )
         .await;
-    let incoming = repos.incoming_for(name).await.unwrap();
+    let incoming = repos.repository(name).incoming_for().await.unwrap();
     let mut unpacking = incoming.unpack(1 << 30, 1 << 30).await.unwrap();
     unpacking.feed(&pack).await.unwrap();
     unpacking.finish().await.unwrap();

@@ -72,7 +72,8 @@ impl FetchFixture {
     async fn lacks(&self, oid: &str) -> bool {
         !self
             .store
-            .lacking(&repo(), &set(&[oid]))
+            .repository(&repo())
+            .lacking(&set(&[oid]))
             .await
             .unwrap()
             .is_empty()
@@ -477,15 +478,15 @@ async fn git_connects_to_the_checked_address_without_a_lookup() {
 async fn an_aborted_fetch_stops_all_processes_of_git() {
     let fixture = FetchFixture::open().await;
     let server = GitServer::at("127.0.0.1", Behaviour::Unresponsive).await;
-    let (at, oids) = (url(&server.url("aborted")), set(&[&"a".repeat(40)]));
+    let (at, oids) = (url(&server.url("fetched-in-vain")), set(&[&"a".repeat(40)]));
     let fetch = tokio::spawn({
         let fetcher = fixture.fetcher.clone();
         async move { fetch(&fetcher, &at, &oids).await }
     });
     until(|| !server.requests().is_empty()).await;
-    assert!(processes("aborted") > 0);
+    assert!(processes("fetched-in-vain") > 0);
     fetch.abort();
-    until(|| processes("aborted") == 0).await;
+    until(|| processes("fetched-in-vain") == 0).await;
 }
 
 /// Returns the number of processes with this text in their command line.

@@ -1,5 +1,7 @@
 //! Tests of complete servers, through their relays and git endpoints.
 #![allow(clippy::unwrap_used)]
+// A scenario, or a table of cases, reads from top to bottom.
+#![allow(clippy::too_many_lines)]
 
 mod archive;
 mod attacks;
@@ -9,6 +11,7 @@ mod contributors;
 mod convergence;
 mod crash;
 mod damage;
+mod embedding;
 mod fetching;
 mod host_limits;
 mod hosting;
@@ -18,6 +21,8 @@ mod maintainers;
 mod nodes;
 mod packets;
 mod packs;
+mod page_threads;
+mod pages;
 mod paths;
 mod pushes;
 mod quotas;

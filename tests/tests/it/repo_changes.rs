@@ -8,8 +8,8 @@ use grasp_core::kinds;
 use grasp_core::nostr::types::Timestamp;
 use grasp_purgatory::driver::RepoNews;
 use grasp_relay::ingest::Outcome;
-use grasp_sync::local::{LocalRelay, News};
-use grasp_tests::{Author, Instance, Workdir};
+use grasp_sync::local::{News, SyncedRelay};
+use grasp_tests::{Author, Instance, Workdir, are_nodes_wanted};
 
 #[tokio::test]
 async fn a_held_and_a_removed_repository_are_reported() {
@@ -96,8 +96,14 @@ async fn sync_gets_every_change_of_a_repository() {
 
     let delete = alice.later(3).sign(5, "", &[&["e", &issue.id.to_hex()]]);
     instance.ingest(vec![delete.clone()]).await;
-    assert_eq!(news.next().await, Some(News::Accepted(delete.into())));
-    assert_eq!(news.next().await, Some(News::Removed(issue.id)));
+    let mut deleted = [news.next().await, news.next().await];
+    // On several nodes an event comes by the database, and what it removed does not wait for that.
+    if are_nodes_wanted() {
+        deleted.sort_by_key(|news| matches!(news, Some(News::Removed(_))));
+    }
+    let removed = News::Removed(issue.id);
+    let accepted = News::Accepted(delete.into());
+    assert_eq!(deleted, [Some(accepted), Some(removed)]);
 
     let elsewhere = "elsewhere.example".parse().unwrap();
     instance
@@ -173,23 +179,22 @@ async fn sync_gets_the_removal_of_expired_and_vanished_threads() {
         .await;
     let mut news = own_relay(&instance).accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
     while news.next().await != Some(News::CaughtUp) {}
-    assert_eq!(
-        news.next().await,
-        Some(News::Removed(brief.id)),
-        "the event has expired"
-    );
+    while instance.serves(&brief).await {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 
     let vanish = bob.later(9).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
     instance.ingest(vec![vanish.clone()]).await;
     let mut received = Vec::new();
-    while !received.contains(&News::Removed(issue.id)) {
+    let gone = [brief.id, issue.id].map(News::Removed);
+    while !gone.iter().all(|news| received.contains(news)) {
         received.push(news.next().await.unwrap());
     }
     let removed = received
         .iter()
         .filter(|news| matches!(news, News::Removed(_)))
         .count();
-    assert_eq!(removed, 1, "events of other authors stay: {received:?}");
+    assert_eq!(removed, 2, "events of other authors stay: {received:?}");
 }
 
 #[tokio::test]

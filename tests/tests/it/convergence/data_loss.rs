@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use grasp_sync::index::ConnectionStatus;
+use grasp_core::sync::ConnectionStatus;
 use grasp_tests::{Author, eventually_async};
 
 use super::network::{Hosted, MAIN, Network};

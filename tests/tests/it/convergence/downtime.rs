@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use grasp_core::sync::ConnectionStatus;
 use grasp_sync::driver::RelayStatus;
-use grasp_sync::index::ConnectionStatus;
 use grasp_tests::{AdjustableClock, Author, Convergence, eventually_async};
 
 use super::network::{MAIN, Network};

@@ -72,10 +72,18 @@ async fn a_flipped_byte_is_found_and_repaired() {
     }
     let purgatory = network.members[1].purgatory();
     let (repos, now) = (purgatory.repos(), purgatory.relay().now().unix);
-    let damaged = repos.verify(&hosted.repo, now + 1, now).await.unwrap();
+    let damaged = repos
+        .repository(&hosted.repo)
+        .verify(now + 1, now)
+        .await
+        .unwrap();
     assert!(damaged.len() > 1, "{damaged:?}");
     purgatory.run_maintenance().await.unwrap();
     hosted.clone_until_complete(&network.at(1)).await;
-    let damaged = repos.verify(&hosted.repo, now + 1, now).await.unwrap();
+    let damaged = repos
+        .repository(&hosted.repo)
+        .verify(now + 1, now)
+        .await
+        .unwrap();
     assert!(damaged.is_empty(), "{damaged:?}");
 }

@@ -1,0 +1,288 @@
+//! Pages of the content of repositories: what they show, and what they never show.
+
+use grasp_relay::web::{Confirm, Show};
+use grasp_tests::{Author, HttpResponse, Instance, Workdir, post};
+
+const MAIN: &str = "refs/heads/main";
+
+/// A repository with files of some kinds, at an instance.
+struct Site {
+    instance: Instance,
+    alice: Author,
+    work: Workdir,
+    /// The path of the repository.
+    base: String,
+    /// The newest commit.
+    tip: String,
+}
+
+impl Site {
+    async fn new() -> Self {
+        Self::with(|_| ()).await
+    }
+
+    async fn with(choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+        let instance = Instance::with(choose).await;
+        let alice = Author::new();
+        let work = instance.host(&alice, "my repo").await;
+        let write = |name: &str, text: &[u8]| {
+            let path = work.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("README.md", b"# Hello <script>alert(1)</script>\n");
+        write("src/a b.rs", b"fn main() {}\n// <b>\n");
+        write("data.bin", &[0, 1, 2, 255]);
+        write(
+            "LICENSE",
+            b"Permission is hereby granted, free of charge, to any person",
+        );
+        work.git(&["add", "."]).await.expect_ok();
+        let message = "second <i>\n\nwith a body\n";
+        work.git(&["commit", "-q", "-m", message]).await.expect_ok();
+        let tip = work.git(&["rev-parse", "HEAD"]).await.expect_ok();
+        let site = Self {
+            base: instance.path(&alice.repo("my repo")),
+            instance,
+            alice,
+            work,
+            tip,
+        };
+        site.move_main(&site.tip, 1).await;
+        site
+    }
+
+    /// Signs a state and pushes it.
+    async fn move_main(&self, tip: &str, later: u64) {
+        let state = self.alice.later(later).state("my repo", &[(MAIN, tip)]);
+        self.instance.ingest(vec![state]).await;
+        let url = self.instance.clone_url(&self.alice.repo("my repo"));
+        let push = ["push", "-f", &url, &format!("{tip}:{MAIN}")];
+        self.work.git(&push).await.expect_ok();
+    }
+
+    async fn get(&self, path: &str) -> HttpResponse {
+        let path = format!("{}{path}", self.base);
+        self.instance.get(&path, &[]).await
+    }
+
+    /// Returns the body of a page that exists.
+    async fn body(&self, path: &str) -> String {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        answer.body
+    }
+}
+
+#[tokio::test]
+async fn a_visitor_reads_the_content_of_a_repository() {
+    let site = Site::new().await;
+    let tip = &site.tip;
+    let cases = [
+        (
+            "",
+            vec![
+                "Hello",
+                "second &lt;i&gt;",
+                ">MIT<",
+                "nostr://",
+                "1 branch",
+                "Rust",
+                "/tree/main",
+            ],
+        ),
+        ("/refs", vec![">main<"]),
+        ("/tree/main", vec!["README.md", "src", "data.bin"]),
+        ("/tree/main/src", vec!["/file/main/src/a%20b.rs"]),
+        ("/file/main/src/a%20b.rs", vec!["id=\"L2\"", "&lt;b&gt;"]),
+        ("/file/main/data.bin", vec!["not text"]),
+        ("/raw/main/src/a%20b.rs", vec!["fn main() {}\n// <b>\n"]),
+        ("/log/main", vec!["second &lt;i&gt;", "first"]),
+    ];
+    for (path, texts) in cases {
+        let body = site.body(path).await;
+        for text in texts {
+            assert!(body.contains(text), "{path}: {text}: {body}");
+        }
+        assert!(
+            path.starts_with("/raw") || !body.contains("<script"),
+            "{path}: {body}"
+        );
+    }
+    let commit = site.body(&format!("/commit/{tip}")).await;
+    for text in [
+        "with a body",
+        "4 changed files",
+        "+fn main() {}",
+        "+// &lt;b&gt;",
+    ] {
+        assert!(commit.contains(text), "{text}: {commit}");
+    }
+    let patch = site.body(&format!("/commit/{tip}.patch")).await;
+    assert!(patch.starts_with(&format!("From {tip}")), "{patch}");
+    site.body(&format!("/tree/{tip}/src")).await;
+}
+
+#[tokio::test]
+async fn raw_content_does_nothing_in_a_browser() {
+    let site = Site::new().await;
+    let binary = site.get("/raw/main/data.bin").await;
+    assert_eq!(binary.header("content-disposition"), "attachment");
+    let text = site.get("/raw/main/README.md").await;
+    assert_eq!(text.header("content-type"), "text/plain; charset=utf-8");
+    for answer in [binary, text] {
+        assert_eq!(
+            answer.header("content-security-policy"),
+            "default-src 'none'; sandbox"
+        );
+        assert_eq!(answer.header("x-content-type-options"), "nosniff");
+    }
+}
+
+#[tokio::test]
+async fn paths_that_lead_nowhere_are_not_found() {
+    let site = Site::new().await;
+    for path in [
+        "/tree/none",
+        "/tree/main/none",
+        "/file/main/src",
+        "/file/main/../x",
+        "/file/main/%2e%2e%2fx",
+        "/raw/main/none",
+        "/log/none",
+        "/commit/abc",
+        "/tree/refs/heads/main",
+        "/config",
+    ] {
+        assert_eq!(site.get(path).await.status, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn replaced_foreign_and_unpublished_commits_are_on_no_page() {
+    let site = Site::new().await;
+    // Replaced by a forced push: kept for a while, and no longer part of the repository.
+    let replaced = site.tip.clone();
+    site.body(&format!("/commit/{replaced}")).await;
+    let first = site.work.git(&["rev-parse", "HEAD~1"]).await.expect_ok();
+    site.move_main(&first, 2).await;
+    // Of another repository, and of an upload that nobody signed for.
+    let bob = Author::new();
+    let foreign = site.instance.host(&bob, "other").await;
+    let foreign = foreign.commit("foreign").await;
+    let unsigned = site.work.commit("unsigned").await;
+    let pull_request = bob.pull_request(&site.alice.repo("my repo"), &unsigned);
+    let url = site.instance.clone_url(&site.alice.repo("my repo"));
+    let to = format!("{unsigned}:refs/nostr/{}", pull_request.id);
+    site.work.git(&["push", &url, &to]).await;
+    for id in [&replaced, &foreign, &unsigned] {
+        for path in ["/commit/", "/tree/", "/log/"] {
+            assert_eq!(
+                site.get(&format!("{path}{id}")).await.status,
+                404,
+                "{path}{id}"
+            );
+        }
+        assert_eq!(site.get(&format!("/commit/{id}.patch")).await.status, 404);
+        assert_eq!(site.get(&format!("/file/{id}/file")).await.status, 404);
+        assert_eq!(site.get(&format!("/raw/{id}/file")).await.status, 404);
+        assert_eq!(site.get(&format!("/log/main?from={id}")).await.status, 404);
+    }
+    // With its event, the commit of the pull request is shown, and marked.
+    site.instance.ingest(vec![pull_request.clone()]).await;
+    site.instance.until_serves(&pull_request).await;
+    let shown = site.body(&format!("/commit/{unsigned}")).await;
+    assert!(shown.contains("not part of this repository"), "{shown}");
+    assert!(site.body("").await.contains("1 pull request or patch"));
+}
+
+#[tokio::test]
+async fn a_page_is_sent_again_only_if_it_has_changed() {
+    let site = Site::new().await;
+    let first = site.get("/tree/main").await;
+    let tag = first.header("etag").to_owned();
+    let path = format!("{}/tree/main", site.base);
+    let again = site.instance.get(&path, &[("If-None-Match", &tag)]).await;
+    assert_eq!((again.status, again.body.as_str()), (304, ""));
+    let next = site.work.commit("third").await;
+    site.move_main(&next, 2).await;
+    let again = site.instance.get(&path, &[("If-None-Match", &tag)]).await;
+    assert_eq!(again.status, 200);
+    assert_ne!(again.header("etag"), tag);
+    let gzip = [("Accept-Encoding", "gzip")];
+    let compressed = site.instance.get(&path, &gzip).await;
+    assert_eq!(compressed.header("content-encoding"), "gzip");
+}
+
+#[tokio::test]
+async fn costly_pages_are_confirmed_by_a_button() {
+    let site = Site::with(|settings| settings.pages.confirm = Confirm::Always).await;
+    let path = format!("{}/commit/{}", site.base, site.tip);
+    let asked = site.instance.get(&path, &[]).await;
+    assert_eq!(asked.status, 429);
+    assert!(
+        asked.body.contains("action=\"/-/confirm\""),
+        "{}",
+        asked.body
+    );
+    // The default branch, and git, need no button.
+    site.body("/tree/main").await;
+    site.body("/log/main").await;
+    let form = format!("back={}", path.replace('%', "%25"));
+    let address = site.instance.address().to_string();
+    let post = post(&address, "/-/confirm", &[], form.as_bytes()).await;
+    assert_eq!((post.status, post.header("location")), (303, path.as_str()));
+    let cookie = post
+        .header("set-cookie")
+        .split(';')
+        .next()
+        .unwrap_or_default();
+    let shown = site.instance.get(&path, &[("Cookie", cookie)]).await;
+    assert_eq!(shown.status, 200);
+}
+
+#[tokio::test]
+async fn pages_can_be_short_or_off() {
+    let site = Site::with(|settings| settings.pages.show = Show::Basic).await;
+    assert!(site.body("").await.contains("git clone"));
+    assert_eq!(site.get("/tree/main").await.status, 404);
+    let site = Site::with(|settings| settings.pages.show = Show::Off).await;
+    assert_eq!(site.get("").await.status, 404);
+    assert!(
+        site.instance
+            .get("/", &[])
+            .await
+            .body
+            .contains("shows no pages")
+    );
+}
+
+#[tokio::test]
+async fn pages_take_the_time_for_pages_and_git_goes_on() {
+    let none = std::time::Duration::from_micros(1);
+    let site = Site::with(|settings| settings.processes.page_cpu = none).await;
+    let refused = site.get("/tree/main").await;
+    assert_eq!(refused.status, 503);
+    assert!(refused.body.contains("git clone") && !refused.header("retry-after").is_empty());
+    let url = site.instance.clone_url(&site.alice.repo("my repo"));
+    Workdir::empty().git(&["ls-remote", &url]).await.expect_ok();
+}
+
+#[tokio::test]
+async fn addresses_that_people_guess_lead_on() {
+    let site = Site::new().await;
+    let owner = site.base.split('/').nth(1).unwrap_or_default();
+    let owned = site.instance.get(&format!("/{owner}"), &[]).await;
+    assert!(
+        owned.status == 200 && owned.body.contains(&site.base),
+        "{owned:?}"
+    );
+    let missing = site.instance.get(&format!("/{owner}/my-repo"), &[]).await;
+    assert!(
+        missing.status == 404 && missing.body.contains(&site.base),
+        "{missing:?}"
+    );
+    let short = site.base.strip_suffix(".git").unwrap_or_default();
+    let tree = site.instance.get(&format!("{short}/tree/main"), &[]).await;
+    assert_eq!(tree.status, 200);
+}
