@@ -2,6 +2,10 @@
 check:
     bash .ci/run
 
+# Runs the checks of a release beside those.
+check-release:
+    bash .ci/release
+
 test:
     cargo test --workspace
 
@@ -10,7 +14,7 @@ api:
     .ci/api --update
 
 bench:
-    cargo bench -p grasp-relay --features nostr-sqlite,nostr-lmdb
+    cargo bench -p grasp-relay
     cargo bench -p grasp-sync
     cargo bench -p grasp-tests --bench git --bench scale --bench sync
 
