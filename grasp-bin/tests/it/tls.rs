@@ -261,30 +261,42 @@ fn http_01_is_tried_if_tls_alpn_fails() {
         return;
     };
     let server = addresses.start(&pebble, dir.path(), data.path(), &[]);
-    // Never a certificate of its own making, and the reason is told.
-    assert!(
-        !addresses
-            .get(&dir.path().join("issued.pem"), "/", &["--insecure"])
-            .0
-    );
+    addresses.wait(&dir.path().join("issued.pem"));
+    let orders = std::fs::read_to_string(data.path().join("tls/orders.json")).unwrap();
+    assert!(orders.contains("\"challenge\":\"http\""), "{orders}");
+    assert!(!data.path().join("tls/challenge.json").exists());
+    drop(server);
+}
+
+#[test]
+fn the_reason_is_told_if_every_challenge_fails() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let addresses = Addresses::new();
+    // The authority checks the domain where nobody listens.
+    let elsewhere = Addresses::new();
+    let Some(pebble) = Pebble::start(dir.path(), &elsewhere.behaviour(LONG)) else {
+        return;
+    };
+    let server = addresses.start(&pebble, dir.path(), data.path(), &[]);
+    let orders = data.path().join("tls/orders.json");
     let began = Instant::now();
-    while !get(&addresses.plain, "/health")
-        .1
-        .contains("could not check the domain")
-    {
+    // Both challenges failed, and the next order is ten minutes away.
+    while !std::fs::read_to_string(&orders).is_ok_and(|text| text.contains("\"failures\":2")) {
         assert!(
             began.elapsed() < TIMEOUT,
             "{:?}",
             get(&addresses.plain, "/health")
         );
+        std::thread::sleep(Duration::from_millis(50));
     }
+    let health = get(&addresses.plain, "/health");
+    assert!(health.1.contains("could not check the domain"), "{health:?}");
+    // Never a certificate of its own making.
+    let issued = dir.path().join("issued.pem");
+    assert!(!addresses.get(&issued, "/", &["--insecure"]).0);
     let (status, text) = get(&addresses.http, "/");
     assert_eq!(status, 503, "{text}");
     assert!(text.contains("no TLS certificate yet"), "{text}");
-    addresses.wait(&dir.path().join("issued.pem"));
-    let orders = std::fs::read_to_string(data.path().join("tls/orders.json")).unwrap();
-    assert!(orders.contains("\"challenge\":\"http\""), "{orders}");
-    assert!(!data.path().join("tls/challenge.json").exists());
     drop(server);
 }
 
