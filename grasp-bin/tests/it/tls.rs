@@ -290,7 +290,10 @@ fn the_reason_is_told_if_every_challenge_fails() {
         std::thread::sleep(Duration::from_millis(50));
     }
     let health = get(&addresses.plain, "/health");
-    assert!(health.1.contains("could not check the domain"), "{health:?}");
+    assert!(
+        health.1.contains("could not check the domain"),
+        "{health:?}"
+    );
     // Never a certificate of its own making.
     let issued = dir.path().join("issued.pem");
     assert!(!addresses.get(&issued, "/", &["--insecure"]).0);
