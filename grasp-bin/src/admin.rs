@@ -2,6 +2,7 @@
 //!
 //! A request is one line of JSON, and so is its response. Only the user that the server runs as may connect.
 
+mod quota;
 mod screen;
 mod show;
 
@@ -13,6 +14,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::RepoId;
+use grasp_core::quota::QuotaSubject;
+use nostr::key::PublicKey;
 use rustix::fs::Mode;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,6 +25,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+pub(crate) use self::quota::{set_quota, usage};
 pub(crate) use self::show::{purgatory, relays, repositories, status, watch};
 use crate::files::create_private_dir;
 use crate::overview::Overview;
@@ -37,6 +41,13 @@ pub(crate) enum AdminRequest {
     /// objects are.
     Repair(RepoId),
     LacksObjects(RepoId),
+    /// The git data of all owners, or of one with its repositories.
+    Usage(Option<PublicKey>),
+    /// Gives an owner or a repository a quota of its own, or takes it back.
+    SetQuota {
+        subject: QuotaSubject,
+        bytes: Option<u64>,
+    },
     /// Removes objects that no ref of a repository reaches, which may take long, and tells whether there were some.
     Purge(RepoId),
 }
@@ -162,6 +173,10 @@ async fn respond(overview: &Overview, request: AdminRequest) -> Result<Value, St
         AdminRequest::Waiting => serde_json::to_value(overview.waiting().await?),
         AdminRequest::Repair(repo) => serde_json::to_value(overview.repair(&repo).await?),
         AdminRequest::LacksObjects(repo) => serde_json::to_value(overview.lacks_objects(&repo)?),
+        AdminRequest::Usage(owner) => serde_json::to_value(overview.usage(owner).await?),
+        AdminRequest::SetQuota { subject, bytes } => {
+            serde_json::to_value(overview.set_quota(subject, bytes).await?)
+        }
         AdminRequest::Purge(repo) => serde_json::to_value(overview.purge(&repo).await?),
     }
     .map_err(|error| error.to_string())

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use grasp_core::quota::QuotaSubject;
 use grasp_core::{Identifier, RelayUrl, RepoId};
+use nostr::key::PublicKey;
 
 use crate::config::Flags;
 use crate::init::InitArgs;
@@ -36,6 +39,25 @@ pub(crate) enum Command {
     },
     /// Lists the repositories of a running server.
     Repos(RunningServer),
+    /// Shows how much git data the owners of repositories have at a running server, and how much they may have.
+    Usage {
+        /// The owner whose repositories to show. Without one: all owners, those with most first.
+        #[arg(value_name = "NPUB", value_parser = parse_owner)]
+        owner: Option<PublicKey>,
+        #[command(flatten)]
+        server: RunningServer,
+    },
+    /// Gives an owner or a repository another quota of git data at a running server, at once and for good.
+    Quota {
+        /// The owner, as `NPUB`, or the repository, as `NPUB/NAME`.
+        #[arg(value_name = "NPUB[/NAME]")]
+        subject: QuotaSubject,
+        /// The quota, as in `2GiB`; `none` for that of the settings.
+        #[arg(value_name = "BYTES", value_parser = parse_quota)]
+        quota: QuotaArg,
+        #[command(flatten)]
+        server: RunningServer,
+    },
     /// Lists the relays that a running server follows.
     Relays(RunningServer),
     /// Lists the repositories whose events wait for git data at a running server.
@@ -128,6 +150,28 @@ pub(crate) enum Command {
         dir: Option<PathBuf>,
     },
 }
+
+/// A quota of the command line; `None` for that of the settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QuotaArg(pub(crate) Option<u64>);
+
+fn parse_quota(text: &str) -> Result<QuotaArg, &'static str> {
+    if text == "none" {
+        return Ok(QuotaArg(None));
+    }
+    let size: Option<ByteSize> = text.parse().ok();
+    match size.map(|size| size.as_u64()) {
+        Some(bytes) if bytes <= MAX_QUOTA => Ok(QuotaArg(Some(bytes))),
+        _ => Err("expected bytes, as in 2GiB, or none"),
+    }
+}
+
+fn parse_owner(text: &str) -> Result<PublicKey, &'static str> {
+    PublicKey::parse(text).map_err(|_| "expected an npub or a key in hex")
+}
+
+/// The largest quota: more would not fit into the database.
+const MAX_QUOTA: u64 = i64::MAX.unsigned_abs();
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {

@@ -45,7 +45,7 @@ pub use crate::own_relay::OwnRelay;
 use crate::push::{Push, Work};
 pub use crate::server::tls::{Contact, TlsMode, TlsSettings};
 pub use crate::server::{Server, open_store};
-pub use crate::settings::{DatabaseUrl, Settings, Sync};
+pub use crate::settings::{DatabaseUrl, QuotaSettings, Settings, Sync};
 
 /// Runs the `grasp` command.
 pub fn run() -> ExitCode {
@@ -73,6 +73,14 @@ fn execute(command: Command) -> Result<ExitCode> {
         } => admin::watch(&socket(&server)?, server.json)?,
         Command::Status { server, .. } => admin::status(&socket(&server)?, server.json)?,
         Command::Repos(server) => admin::repositories(&socket(&server)?, server.json)?,
+        Command::Usage { owner, server } => {
+            admin::usage(&socket(&server)?, owner, server.json)?;
+        }
+        Command::Quota {
+            subject,
+            quota,
+            server,
+        } => admin::set_quota(&socket(&server)?, subject, quota)?,
         Command::Relays(server) => admin::relays(&socket(&server)?, server.json)?,
         Command::Purgatory(server) => admin::purgatory(&socket(&server)?, server.json)?,
         Command::Doctor { flags, offline } => {

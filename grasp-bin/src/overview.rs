@@ -1,6 +1,7 @@
 //! The status of a running server or sidecar, collected from its parts.
 
 mod server;
+mod usage;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};

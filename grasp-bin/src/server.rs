@@ -157,7 +157,7 @@ pub(crate) struct Base {
     pub(crate) certificates: Option<Certificates>,
     /// The comparison of refs with other servers, unless there are no pages that show it.
     pub(crate) in_step: Option<InStep>,
-    database: Arc<dyn Database>,
+    pub(crate) database: Arc<dyn Database>,
     packs: Option<PackCache>,
     keys: Keys,
     config: Config,
@@ -323,7 +323,7 @@ impl OwnWriter {
                 clock: clock.clone(),
             }),
             policy: policy.clone(),
-            repository_bytes: settings.git.repository_bytes,
+            quotas: settings.quotas(),
         };
         let purgatory = PurgatoryDriver::start(parts, settings.purgatory.clone(), records).await;
         let ingest = Pipeline {

@@ -1,12 +1,13 @@
 //! The settings that a server is built from.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::{Archive, FanOutLimits, Policy};
 use grasp_core::outbound::OutboundPolicy;
+use grasp_core::quota::Quotas;
 use grasp_purgatory::git::{
     BinaryError, FetchLimits, Git, PackCache, PackStorageOptions, Slots, StagingLimits,
 };
@@ -56,6 +57,8 @@ pub struct Settings {
     pub relay: Limits,
     /// Limits of the git host.
     pub git: GitLimits,
+    /// Limits of the git data that is kept.
+    pub quota: QuotaSettings,
     /// Which pages there are, and what they look like.
     pub pages: PageSettings,
     /// The git program; `None` for the first in `PATH`.
@@ -130,6 +133,24 @@ impl fmt::Debug for DatabaseUrl {
     }
 }
 
+/// Limits of the git data that is kept, beside that of a repository.
+#[derive(Clone, Debug)]
+pub struct QuotaSettings {
+    /// Bytes that all repositories of one owner may have together.
+    pub owner_bytes: u64,
+    /// Bytes that all repositories may have together; `None` for nine tenths of their file system.
+    pub total_bytes: Option<u64>,
+}
+
+impl Default for QuotaSettings {
+    fn default() -> Self {
+        Self {
+            owner_bytes: Quotas::default().owner_bytes,
+            total_bytes: None,
+        }
+    }
+}
+
 /// Settings of sync with other relays.
 #[derive(Clone, Debug)]
 pub struct Sync {
@@ -172,6 +193,7 @@ impl Settings {
             trusted_proxies: Vec::new(),
             relay: Limits::default(),
             git: GitLimits::default(),
+            quota: QuotaSettings::default(),
             processes: Slots::default(),
             staging: StagingLimits::default(),
             purgatory: grasp_purgatory::Config::default(),
@@ -217,6 +239,21 @@ impl Settings {
         match &self.git_program {
             Some(program) => Git::at(program.clone(), slots),
             None => Git::find(&std::env::var_os("PATH").unwrap_or_default(), slots),
+        }
+    }
+
+    /// Returns the limits of the git data that is kept, without what the operator gave single owners.
+    pub(crate) fn quotas(&self) -> Quotas {
+        let total_bytes = match (self.quota.total_bytes, &self.packs) {
+            (Some(bytes), _) => bytes,
+            (None, Some(_)) => u64::MAX,
+            (None, None) => usable_bytes(&self.repositories()),
+        };
+        Quotas {
+            repository_bytes: self.git.repository_bytes,
+            owner_bytes: self.quota.owner_bytes,
+            total_bytes,
+            ..Quotas::default()
         }
     }
 
@@ -267,6 +304,20 @@ impl Settings {
             ..self.info.clone()
         }
     }
+}
+
+/// Returns nine tenths of the file system of a directory, or of the one that it will be created in.
+fn usable_bytes(directory: &Path) -> u64 {
+    for path in directory.ancestors() {
+        let path = match path.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => path,
+        };
+        if let Ok(stats) = rustix::fs::statvfs(path) {
+            return (stats.f_blocks / 10 * 9).saturating_mul(stats.f_frsize);
+        }
+    }
+    u64::MAX
 }
 
 /// The curation text of an archive (GRASP-05), unless the operator sets one.

@@ -48,6 +48,7 @@ pub mod neg;
 pub mod nip34;
 pub mod outbound;
 pub mod push;
+pub mod quota;
 mod repo;
 pub mod resources;
 pub mod service;

@@ -9,6 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId};
 use nostr::event::{Event, EventId};
@@ -237,6 +238,15 @@ pub struct Addition {
     pub bytes: u64,
 }
 
+/// A quota that the operator gives to an owner or a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaChange {
+    /// The owner or repository.
+    pub subject: QuotaSubject,
+    /// Bytes that it may have; `None` for the quota of the settings.
+    pub bytes: Option<u64>,
+}
+
 /// Changes that happen together or not at all.
 #[derive(Clone, Debug, Default)]
 pub struct Commit {
@@ -254,6 +264,8 @@ pub struct Commit {
     /// Git data that came. Additions that differ in bytes alone are summed up; those that are more than two days older
     /// than a new one are forgotten.
     pub additions: Vec<Addition>,
+    /// Quotas that the operator changes.
+    pub quotas: Vec<QuotaChange>,
     /// The time at which events are saved.
     pub now: Timestamp,
 }
@@ -354,6 +366,15 @@ pub trait Database: Send + Sync + 'static {
 
     /// Returns the additions since a time, oldest first.
     fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>>;
+
+    /// Returns the quotas that the operator gave.
+    fn quotas(&self) -> DatabaseFuture<'_, BTreeMap<QuotaSubject, u64>>;
+
+    /// Returns the bytes of the packs of each repository, at both endpoints together: those of an owner, or all.
+    fn git_usage(&self, owner: Option<PublicKey>) -> DatabaseFuture<'_, BTreeMap<RepoId, u64>>;
+
+    /// Returns the bytes of all packs.
+    fn git_bytes(&self) -> DatabaseFuture<'_, u64>;
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod disk;
 mod hunt;
 mod maintenance;
 mod queue;
+mod quota;
 mod reach;
 mod refs;
 mod survey;
@@ -27,7 +28,8 @@ use std::time::Duration;
 use grasp_core::admission::{Hold, KnownAnnouncement, MaintainedRepo, Origin, Policy, Presence};
 use grasp_core::deletion::vanishes_from;
 use grasp_core::nip34::{Announcement, Proposal};
-use grasp_core::resources::ClientNetwork;
+use grasp_core::quota::Quotas;
+use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::Endpoint;
 use grasp_core::{Now, Oid, RepoId, kinds};
 use nostr::event::{Event, EventId};
@@ -43,9 +45,10 @@ pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
 use self::queue::{Executor, WorkQueues};
+pub use self::quota::{QuotaAccount, Reservation};
 use self::task::{Callers, Inbox, Task};
 pub use crate::active_work::WorkGuard;
-use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture};
+use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture, Source};
 use crate::git::{GitError, RepoStore};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
@@ -132,8 +135,8 @@ pub struct PurgatoryParts {
     pub relay: Arc<dyn LocalRelay>,
     /// The settings of admission.
     pub policy: Policy,
-    /// Bytes of git data that one repository may have.
-    pub repository_bytes: u64,
+    /// Bytes of git data that repositories, owners and the server may have.
+    pub quotas: Quotas,
     /// The parts of the hunt; without them, git data comes by pushes alone.
     pub hunt: Option<HuntParts>,
 }
@@ -257,6 +260,9 @@ impl PurgatoryDriver {
                 tracing::error!(%error, "could not read what was added to the disk in the last day");
             }
         }
+        if let Err(error) = executor.quota.restore().await {
+            tracing::error!(%error, "could not read the quotas that the operator gave");
+        }
         let hunting = hunt.map(|hunt| hunt.start(executor.clone(), orders.downgrade()));
         let (maintenance, requests) = mpsc::channel(MAINTENANCE_QUEUE);
         let maintained = executor.clone().run_maintenance(requests);
@@ -320,7 +326,20 @@ impl PurgatoryDriver {
         &self.executor.parts.policy
     }
 
-    /// Returns the limits of git data that parties add.
+    /// Returns the quotas of git data that is kept.
+    pub fn quota(&self) -> &QuotaAccount {
+        &self.executor.quota
+    }
+
+    /// Counts the bytes that a claimant has pushed to a repository.
+    pub fn charge_push(&self, repo: &RepoId, claimant: &Claimant, bytes: u64) {
+        let now = self.relay().now();
+        self.disk()
+            .charge(now, repo, claimant, (Source::Pushed, bytes));
+        self.quota().added(bytes);
+    }
+
+    /// Returns the limits of git data that parties add in a day.
     pub fn disk(&self) -> &DiskBudget {
         &self.executor.disk
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use grasp_core::admission::Rejection;
 use grasp_core::nip34::References;
+use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{RepoId, Version};
 use grasp_purgatory::Record;
@@ -108,6 +109,18 @@ impl Database for FaultyStore {
 
     fn additions(&self, since: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
         self.store.additions(since)
+    }
+
+    fn quotas(&self) -> DatabaseFuture<'_, BTreeMap<QuotaSubject, u64>> {
+        self.store.quotas()
+    }
+
+    fn git_usage(&self, owner: Option<PublicKey>) -> DatabaseFuture<'_, BTreeMap<RepoId, u64>> {
+        self.store.git_usage(owner)
+    }
+
+    fn git_bytes(&self) -> DatabaseFuture<'_, u64> {
+        self.store.git_bytes()
     }
 }
 

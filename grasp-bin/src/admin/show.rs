@@ -36,7 +36,11 @@ pub(crate) fn purgatory(socket: &Path, json: bool) -> Result<()> {
     print(&rows, json, |rows| waiting_table(rows))
 }
 
-fn print<T: Serialize>(value: &T, json: bool, text: impl FnOnce(&T) -> String) -> Result<()> {
+pub(super) fn print<T: Serialize>(
+    value: &T,
+    json: bool,
+    text: impl FnOnce(&T) -> String,
+) -> Result<()> {
     let text = if json {
         serde_json::to_string_pretty(value)? + "\n"
     } else {
@@ -204,7 +208,7 @@ const MAX_LAST_CELL_WIDTH: usize = 500;
 
 /// Formats rows under a head, in columns as wide as needed. Characters that control a terminal or the direction of text
 /// are shown as `?`.
-fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let max_width = |column: usize| {
         if column + 1 == head.len() {
             MAX_LAST_CELL_WIDTH

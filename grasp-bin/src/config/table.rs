@@ -14,7 +14,7 @@ use super::setting::{
 use crate::server::tls::TlsMode;
 
 /// The sections of the file and their titles, in the order of the reference.
-pub(crate) const SECTIONS: [(&str, &str); 13] = [
+pub(crate) const SECTIONS: [(&str, &str); 14] = [
     ("", "The server"),
     ("tls", "TLS by the server itself, without a proxy"),
     ("about", "Presentation in NIP-11"),
@@ -29,6 +29,7 @@ pub(crate) const SECTIONS: [(&str, &str); 13] = [
     ("sidecar", "For `grasp sidecar`"),
     ("purgatory", "Events that wait for their git data"),
     ("git", "The git host"),
+    ("quota", "Git data that is kept"),
     ("relay", "Limits of the relay"),
     ("pages", "Web pages"),
 ];
@@ -161,6 +162,10 @@ settings! {
         "Shows addresses with TLS (`https:`, `wss:`)";
     "git.repositories" = optional path("DIR") => settings.repositories
         "Directory of the repositories. Default: `git` in the data directory";
+    "quota.owner_bytes" = one bytes() => settings.quota.owner_bytes
+        "Git data that all repositories of one owner may have together, a quarter of it for owner and maintainers. `grasp quota` gives single owners another one";
+    "quota.total_bytes" = optional bytes() => settings.quota.total_bytes
+        "Git data that all repositories may have together. At this limit pushes are refused, and reads go on. Default: nine tenths of the file system of the repositories; with `packs` none";
     "relay.event_bytes" = one bytes() => settings.relay.event_bytes
         "Largest event as JSON; a state (30618) may have 1 MiB in any case";
     "relay.connections" = one count() => settings.relay.connections

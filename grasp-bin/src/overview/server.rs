@@ -52,6 +52,8 @@ pub(super) struct ServerParts {
     pub(super) base: Base,
     roles: RoleWatch,
     nodes: Option<NodeView>,
+    /// Bytes of git data that all repositories may have.
+    total_quota: u64,
     counts: Mutex<Option<Measured<StoreCounts>>>,
     disk_usage: Mutex<Option<Measured<DiskUsage>>>,
     /// When the disk and the event store were tried last, and whether both worked.
@@ -76,6 +78,7 @@ impl ServerParts {
     pub(super) fn new(base: Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
         let (counts, disk_usage, probed) = (Mutex::new(None), Mutex::new(None), Mutex::new(None));
         Self {
+            total_quota: base.settings.quotas().total_bytes,
             base,
             roles,
             nodes,
@@ -95,6 +98,7 @@ impl ServerParts {
             store_bytes: store_bytes(&self.base.settings.data_dir),
             git_bytes,
             disk_bytes,
+            git_quota_bytes: Some(self.total_quota).filter(|bytes| *bytes < u64::MAX),
             damaged: self.damaged(),
             certificate_days_left: self.certificate_days_left(),
             certificate_problem: self

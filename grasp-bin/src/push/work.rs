@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{Seek as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::Identifier;
@@ -18,6 +18,7 @@ use tokio::process::Command;
 
 use super::Target;
 use crate::client::{Refused, outbound};
+use crate::log::is_control;
 
 /// Changes that git pushes from the working copy itself. Over HTTP git compares each of them with every local ref, so
 /// more are pushed from a repository that has none.
@@ -194,7 +195,9 @@ impl Work {
                     .map(str::to_owned)
                     .into_iter()
                     .chain(changes);
-                git(&self.root, &args.collect::<Vec<_>>()).await.map(drop)
+                let mut command = Command::new("git");
+                command.args(args).current_dir(&self.root);
+                run_push(&mut command).await
             }
             _ => push_many(self, url, &changes).await,
         }
@@ -226,7 +229,28 @@ fn input(text: &str) -> Result<Stdio> {
     Ok(file.into())
 }
 
+/// Runs a push, and prints the warnings of the server.
+async fn run_push(command: &mut Command) -> Result<()> {
+    let output = output(command).await?;
+    for line in String::from_utf8_lossy(&output.stderr).lines() {
+        if let Some(warning) = line.strip_prefix("remote: warning: ") {
+            let shown = warning.trim_end().replace(is_control, "?");
+            eprintln!("grasp: warning: {shown}");
+        }
+    }
+    Ok(())
+}
+
 async fn run(command: &mut Command) -> Result<String> {
+    let output = output(command).await?;
+    Ok(String::from_utf8(output.stdout)
+        .context("the output of git is not UTF-8")?
+        .trim()
+        .to_owned())
+}
+
+/// Runs git to its end; its standard error is the error.
+async fn output(command: &mut Command) -> Result<Output> {
     // A future that is dropped leaves no git process behind.
     let output = command.kill_on_drop(true).output().await;
     let output = output.context("could not run git; is it installed, and in PATH?")?;
@@ -235,10 +259,7 @@ async fn run(command: &mut Command) -> Result<String> {
         let message = String::from_utf8_lossy(&output.stderr);
         bail!("git {}: {}", subcommand.to_string_lossy(), message.trim());
     }
-    Ok(String::from_utf8(output.stdout)
-        .context("the output of git is not UTF-8")?
-        .trim()
-        .to_owned())
+    Ok(output)
 }
 
 /// The name under which git finds the server and the refspecs.
@@ -266,7 +287,7 @@ async fn push_many(work: &Work, url: &str, changes: &[String]) -> Result<()> {
     for (name, value) in transport_settings(root).await {
         command.env(name, value);
     }
-    run(&mut command).await.map(drop)
+    run_push(&mut command).await
 }
 
 fn prepare(dir: &TempDir, objects: &Path, url: &str, changes: &[String]) -> std::io::Result<()> {

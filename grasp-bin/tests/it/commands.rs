@@ -188,6 +188,60 @@ fn a_shallow_clone_is_pushed_where_its_history_is_and_nowhere_else() {
 }
 
 #[test]
+fn the_operator_sees_what_owners_use_and_gives_them_quotas() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let server = Server::start(&data);
+    let work = dir.path().join("hello");
+    working_copy(&work);
+    let url = clone_url(&push(&work, dir.path(), &server));
+    let path = url
+        .strip_prefix(&format!("http://{}/", server.host()))
+        .unwrap();
+    let repo = path.strip_suffix(".git").unwrap();
+    let npub = repo.strip_suffix("/hello").unwrap();
+    let run = |args: &[&str]| {
+        let at = ["--data-dir", data.to_str().unwrap()];
+        let all: Vec<_> = args.iter().copied().chain(at).collect();
+        grasp(&all)
+    };
+    let usage = |args: &[&str]| -> serde_json::Value {
+        let output = run(&[&["usage", "--json"], args].concat());
+        serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{output:?}"))
+    };
+    let all = usage(&[]);
+    let used = all["rows"][0]["bytes"].as_u64().unwrap();
+    assert!(used > 0 && all["total_bytes"] == used, "{all}");
+    assert_eq!(all["rows"][0]["owner"], npub);
+    assert_eq!(all["rows"][0]["quota"], 64u64 << 30);
+    let status = run(&["status", "--json"]);
+    assert!(status.out.contains("git_quota_bytes"), "{status:?}");
+
+    let given = run(&["quota", npub, &used.to_string()]);
+    assert!(given.ok && given.out.contains("may have"), "{given:?}");
+    git(&work, &["commit", "-q", "--allow-empty", "-m", "second"]);
+    let refused = push(&work, dir.path(), &server);
+    let reason = format!("{npub} uses {used} of {used} bytes here; this push needs");
+    assert!(!refused.ok && refused.err.contains(&reason), "{refused:?}");
+    assert!(run(&["quota", repo, "10KiB"]).ok);
+    let rows = usage(&[npub]);
+    assert_eq!(rows["rows"][0]["is_given"], true, "{rows}");
+    assert_eq!(rows["rows"][1]["repository"], "hello");
+    assert_eq!(rows["rows"][1]["quota"], 10 << 10);
+
+    let near = used + used / 20;
+    assert!(run(&["quota", npub, &near.to_string()]).ok);
+    assert!(run(&["quota", repo, "none"]).ok);
+    git(&work, &["tag", "v1", "HEAD~1"]);
+    git(&work, &["reset", "-q", "--hard", "HEAD~1"]);
+    let pushed = push(&work, dir.path(), &server);
+    let warning = format!("grasp: warning: {npub} uses {used} of {near} bytes here");
+    assert!(pushed.ok && pushed.err.contains(&warning), "{pushed:?}");
+    assert!(!run(&["quota", "nobody", "1KiB"]).ok);
+    assert!(!run(&["quota", npub, "much"]).ok);
+}
+
+#[test]
 fn an_announcement_keeps_the_relays_of_earlier_pushes() {
     let dir = tempfile::tempdir().unwrap();
     let [first, second] = ["a", "b"].map(|name| Server::start(&dir.path().join(name)));

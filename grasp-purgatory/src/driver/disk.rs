@@ -1,7 +1,7 @@
-//! Limits of the git data that parties add to the disk in a day, and of the size of a repository.
+//! Limits of the git data that parties add to the disk in a day.
 //!
 //! Git data stays until nothing refers to it, so it is counted when it comes. Maintainers of a served repository may add
-//! most; all others share less, and less still for one repository. The size of a repository on disk is limited for good.
+//! most; all others share less, and less still for one repository. What stays is limited by [quotas](super::QuotaAccount).
 //!
 //! What came is committed with the next change of purgatory, at the latest with the release that follows from it, and read
 //! at the next start: the limits of authors, repositories and the server hold across restarts. Client networks are not
@@ -20,7 +20,6 @@ use super::JOURNAL;
 use crate::database::{
     ADDITIONS_KEPT, Addition, Commit, Committed, Database, DatabaseError, Source,
 };
-use crate::git::{GitError, RepoStore};
 
 const GIB: u64 = 1 << 30;
 const HOUR: u64 = 60 * 60;
@@ -64,11 +63,10 @@ const REPOSITORY: Bounds = Bounds {
 /// Repositories that are counted one by one. Those beyond are bounded with all others.
 const MAX_REPOS: usize = 10_000;
 
-/// Bytes that were added in the last day, and the size that a repository may have. Clones share it.
-#[derive(Clone, Debug)]
+/// Bytes that were added in the last day. Clones share it.
+#[derive(Clone, Debug, Default)]
 pub struct DiskBudget {
     spent: Arc<Mutex<Spent>>,
-    repository_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -147,14 +145,6 @@ impl Spent {
 }
 
 impl DiskBudget {
-    /// Creates an unspent budget, for repositories of at most `repository_bytes`.
-    pub fn new(repository_bytes: u64) -> Self {
-        Self {
-            spent: Arc::default(),
-            repository_bytes,
-        }
-    }
-
     /// Counts what came before the start, oldest first.
     pub(super) fn restore(&self, now: Now, additions: &[Addition]) {
         let mut spent = self.spent.lock();
@@ -217,26 +207,6 @@ impl DiskBudget {
             .for_each(|addition| spent.note(addition));
     }
 
-    /// Returns the bytes that a repository may have when this claimant adds to it. A quarter is reserved for authority.
-    pub fn repo_limit(&self, claimant: &Claimant) -> u64 {
-        match claimant.has_authority {
-            true => self.repository_bytes,
-            false => self.repository_bytes - self.repository_bytes / 4,
-        }
-    }
-
-    /// Returns the bytes by which a claimant may still grow a repository. Concurrent additions do not see each other.
-    pub async fn repo_room(
-        &self,
-        store: &RepoStore,
-        repo: &RepoId,
-        claimant: &Claimant,
-    ) -> Result<u64, GitError> {
-        Ok(self
-            .repo_limit(claimant)
-            .saturating_sub(store.repository(repo).bytes().await?))
-    }
-
     /// Returns the bytes that a claimant may still add to a repository today.
     pub fn room(&self, now: Mono, repo: &RepoId, claimant: &Claimant, source: Source) -> u64 {
         let now = shifted(now);
@@ -289,13 +259,6 @@ mod tests {
         Claimant::default().signed_by(PublicKey::from_byte_array([n; 32]))
     }
 
-    #[test]
-    fn authors_without_authority_leave_a_quarter_of_a_repository_to_its_maintainers() {
-        let budget = DiskBudget::new(400);
-        assert_eq!(budget.repo_limit(&author(1)), 300);
-        assert_eq!(budget.repo_limit(&author(1).with_authority()), 400);
-    }
-
     fn repo(owner: u8, identifier: &str) -> RepoId {
         RepoId::new(
             PublicKey::from_byte_array([owner; 32]),
@@ -312,7 +275,7 @@ mod tests {
 
     #[test]
     fn data_without_authority_is_bounded_by_repository_and_in_total_for_a_day() {
-        let (budget, now) = (DiskBudget::new(GIB), at(1));
+        let (budget, now) = (DiskBudget::default(), at(1));
         let (x, y) = (repo(1, "x"), repo(2, "x"));
         let room = |now: Now, repo, claimant: &Claimant| {
             budget.room(now.mono, repo, claimant, Source::Hunted)
@@ -333,7 +296,7 @@ mod tests {
 
     #[test]
     fn hunted_data_does_not_use_the_share_of_pushes() {
-        let (budget, now) = (DiskBudget::new(GIB), at(1));
+        let (budget, now) = (DiskBudget::default(), at(1));
         for n in 0..100 {
             let repo = repo(1, &n.to_string());
             let some = budget.room(now.mono, &repo, &author(n), Source::Hunted);
@@ -346,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_restart_restores_the_spent_amounts_and_their_age() {
-        let (before, x) = (DiskBudget::new(GIB), repo(1, "x"));
+        let (before, x) = (DiskBudget::default(), repo(1, "x"));
         before.charge(at(0), &x, &author(1), (Source::Pushed, GIB));
         before.charge(at(1), &x, &author(1), (Source::Pushed, 2 * GIB));
         before.charge(
@@ -361,7 +324,7 @@ mod tests {
             [3 * GIB, GIB]
         );
         assert!(before.take_unsaved().is_empty());
-        let after = DiskBudget::new(GIB);
+        let after = DiskBudget::default();
         // The process starts anew: its own clock begins at zero.
         let start = Now::new(Mono::ZERO, at(13 * HOUR).unix);
         after.restore(start, &saved);
@@ -375,7 +338,7 @@ mod tests {
         };
         assert_eq!(room(&after, start.mono), room(&before, at(13 * HOUR).mono));
         assert_eq!(room(&after, start.mono)[0], GIB, "of four in a repository");
-        let fresh = room(&DiskBudget::new(GIB), start.mono);
+        let fresh = room(&DiskBudget::default(), start.mono);
         let a_day_later = start.mono + Duration::from_secs(15 * HOUR);
         assert_eq!(
             room(&after, a_day_later)[..2],

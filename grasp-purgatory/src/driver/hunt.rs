@@ -14,7 +14,6 @@ use tokio::sync::{mpsc, oneshot};
 use super::Order;
 use super::queue::Executor;
 use super::survey::addressed_to;
-use crate::database::Source;
 use crate::git::{Fetched, Fetcher, GitError};
 use crate::hunt::{
     Advertisement, FetchError, HostClass, HuntConfig, HuntHandle, HuntReport, Scope, SyncContext,
@@ -234,10 +233,7 @@ impl SyncContext for ServerContext {
             .within(room)
             .fetch(repo, url, oids, answered)
             .await;
-        let added = (Source::Hunted, fetched.bytes);
-        self.executor
-            .disk
-            .charge(self.now(), repo, &claimant, added);
+        self.executor.charge_hunted(repo, &claimant, fetched.bytes);
         fetched
     }
 

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::damage::Damage;
 use super::refs::Unavailable;
-use super::{DiskBudget, Order, PurgatoryParts};
+use super::{DiskBudget, Order, PurgatoryParts, QuotaAccount};
 use crate::active_work::ActiveWork;
 use crate::database::{Commit, Committed, DatabaseError};
 use crate::git::GitError;
@@ -90,6 +90,7 @@ pub(super) struct Executor {
     pub(super) active_work: ActiveWork,
     pub(super) damage: Damage,
     pub(super) disk: DiskBudget,
+    pub(super) quota: QuotaAccount,
     pub(super) unavailable: Unavailable,
     /// Permits of surveys to read.
     pub(super) readers: Arc<Semaphore>,
@@ -98,8 +99,11 @@ pub(super) struct Executor {
 
 impl Executor {
     pub(super) fn new(parts: PurgatoryParts, orders: mpsc::WeakSender<Order>) -> Self {
+        let database = Arc::clone(parts.repos.database());
+        let quota = QuotaAccount::new(database, Arc::clone(&parts.relay), parts.quotas.clone());
         Self {
-            disk: DiskBudget::new(parts.repository_bytes),
+            disk: DiskBudget::default(),
+            quota,
             parts: Arc::new(parts),
             active_work: ActiveWork::default(),
             damage: Damage::default(),

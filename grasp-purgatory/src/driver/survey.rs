@@ -373,12 +373,7 @@ impl Executor {
             return Ok(false);
         }
         guard.promote(incoming).await?;
-        self.disk.charge(
-            self.parts.relay.now(),
-            &repo,
-            &claimant,
-            (Source::Hunted, bytes),
-        );
+        self.charge_hunted(&repo, &claimant, bytes);
         Ok(true)
     }
 
@@ -391,11 +386,15 @@ impl Executor {
         let today = self
             .disk
             .room(self.parts.relay.now().mono, repo, claimant, Source::Hunted);
-        Ok(today.min(
-            self.disk
-                .repo_room(&self.parts.repos, repo, claimant)
-                .await?,
-        ))
+        Ok(today.min(self.quota.room(repo, claimant).await?))
+    }
+
+    /// Counts bytes that were added to a repository other than by a push.
+    pub(super) fn charge_hunted(&self, repo: &RepoId, claimant: &Claimant, bytes: u64) {
+        let now = self.parts.relay.now();
+        self.disk
+            .charge(now, repo, claimant, (Source::Hunted, bytes));
+        self.quota.added(bytes);
     }
 
     /// Returns the pull requests that have a ref here or in the owner's repository for pull requests and are not stored;

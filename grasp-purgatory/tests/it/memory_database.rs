@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RepoId};
 use grasp_purgatory::database::{
@@ -12,6 +13,7 @@ use grasp_purgatory::database::{
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
 use nostr::event::{Event, EventId};
+use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use tokio::sync::oneshot;
 
@@ -48,6 +50,7 @@ pub(crate) struct Content {
     pub(crate) refused: BTreeSet<EventId>,
     rows: Rows,
     additions: Vec<Addition>,
+    quotas: BTreeMap<QuotaSubject, u64>,
 }
 
 impl MemoryDatabase {
@@ -133,6 +136,12 @@ impl Content {
             .iter()
             .for_each(|record| self.rows.apply(record));
         self.additions.extend(commit.additions.iter().cloned());
+        for change in &commit.quotas {
+            match change.bytes {
+                Some(bytes) => _ = self.quotas.insert(change.subject.clone(), bytes),
+                None => _ = self.quotas.remove(&change.subject),
+            }
+        }
         Committed::Done {
             affected: BTreeSet::new(),
             removed: BTreeSet::new(),
@@ -305,6 +314,27 @@ impl Database for MemoryDatabase {
         let mut additions = self.content().additions.clone();
         additions.retain(|addition| addition.at >= since);
         answer(additions)
+    }
+
+    fn quotas(&self) -> DatabaseFuture<'_, BTreeMap<QuotaSubject, u64>> {
+        answer(self.content().quotas.clone())
+    }
+
+    fn git_usage(&self, owner: Option<PublicKey>) -> DatabaseFuture<'_, BTreeMap<RepoId, u64>> {
+        let mut usage: BTreeMap<RepoId, u64> = BTreeMap::new();
+        for ((_, repo), row) in &self.content().repos {
+            if owner.is_none_or(|owner| owner == repo.owner) && !row.packs.is_empty() {
+                let bytes: u64 = row.packs.iter().map(|pack| pack.bytes).sum();
+                *usage.entry(repo.clone()).or_default() += bytes;
+            }
+        }
+        answer(usage)
+    }
+
+    fn git_bytes(&self) -> DatabaseFuture<'_, u64> {
+        let content = self.content();
+        let packs = content.repos.values().flat_map(|row| &row.packs);
+        answer(packs.map(|pack| pack.bytes).sum())
     }
 }
 

@@ -15,6 +15,7 @@ use grasp_core::push::{
     AuthorisedPush, Capabilities, CommandReader, MAX_LIST_BYTES, Progress, PushCommand,
     PushRequest, PushVerdict, RefReport, RefVerdict, encode_error, encode_progress, encode_report,
 };
+use grasp_core::quota::QuotaExceeded;
 use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, ParseError, RefName};
@@ -28,7 +29,7 @@ use tokio::sync::mpsc;
 use super::body::{BodyError, MaxExpansion, RequestBody};
 use super::push_facts::{PushFacts, events_of};
 use super::{GitHttp, HttpError, NO_CACHE, RepoRequest};
-use grasp_purgatory::driver::{Outcomes, PurgatoryDriver, Upload};
+use grasp_purgatory::driver::{Outcomes, PurgatoryDriver, Reservation, Upload};
 
 /// Longest time that a push waits for other pushes to its repository: with authority, and without.
 const MAX_WAIT_WITH_AUTHORITY: Duration = Duration::from_secs(10 * 60);
@@ -47,6 +48,9 @@ const COMMAND_MEMORY_BYTES: u64 = 4 * MEMORY_PER_LIST_BYTE * MAX_LIST_BYTES as u
 /// a step for the client, like the judgement of any push.
 const SMALL_LIST_BYTES: usize = 4 * 1024;
 const SMALL_REPORT: usize = 100;
+
+/// Bytes of a pack without objects: a push may always bring that.
+const EMPTY_PACK_BYTES: u64 = 32;
 
 /// CPU time for looking up one event that a push names.
 const CPU_PER_EVENT: Duration = Duration::from_micros(20);
@@ -82,15 +86,9 @@ enum PushError {
     #[error("other pushes to this repository take too long, try again later")]
     TurnNotReached,
     #[error("you have pushed as much as you may in a day, try again tomorrow")]
-    Quota,
-    #[error(
-        "the repository would have more than {limit} bytes of git data, the limit of this server \
-         (git.repository_bytes)"
-    )]
-    RepositoryFull {
-        /// Bytes that it may have.
-        limit: u64,
-    },
+    Daily,
+    #[error(transparent)]
+    Full(#[from] QuotaExceeded),
 }
 
 impl PushError {
@@ -265,6 +263,12 @@ struct Push {
     _memory: Holding,
 }
 
+/// A pack in quarantine, and what it reserves of the quotas until it is committed.
+struct Received {
+    incoming: Incoming,
+    reserved: Reservation,
+}
+
 /// The part of a request that follows the commands.
 struct Pack {
     body: RequestBody,
@@ -356,7 +360,7 @@ impl Push {
         }
         let claimant = self.claimant(&facts, &early, is_served);
         let received = self.receive(pack, push, claimant);
-        let incoming = if push.execute().is_empty() {
+        let received = if push.execute().is_empty() {
             tokio::select! {
                 received = received => received?,
                 () = report.closed() => return Err(PushError::ClientGone),
@@ -364,7 +368,25 @@ impl Push {
         } else {
             received.await?
         };
-        self.execute(incoming, push, claimant, report).await
+        let reports = self.execute(received, push, claimant, report).await?;
+        if early.realises.is_some() {
+            self.warn(report).await;
+        }
+        Ok(reports)
+    }
+
+    /// Tells the client that the owner of the repository has nearly used up a quota.
+    async fn warn(&self, report: &Report) {
+        match self.purgatory.quota().warning(&self.target.repo).await {
+            Ok(None) => {}
+            Ok(Some(warning)) => {
+                let message = encode_progress(&warning, self.request.capabilities());
+                if !message.is_empty() {
+                    let _ = report.try_send(message);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "could not read how much git data is stored"),
+        }
     }
 
     /// Judges the push, which is a step for its client: it may have thousands of refs.
@@ -435,7 +457,7 @@ impl Push {
         pack: &mut Pack,
         push: &AuthorisedPush,
         claimant: Claimant,
-    ) -> Result<Option<Incoming>, PushError> {
+    ) -> Result<Option<Received>, PushError> {
         let received = self.receive_and_check(pack, push, claimant).await;
         match received {
             Err(PushError::Git(GitError::Incomplete { .. })) if self.request.is_shallow() => {
@@ -450,16 +472,16 @@ impl Push {
         pack: &mut Pack,
         push: &AuthorisedPush,
         claimant: Claimant,
-    ) -> Result<Option<Incoming>, PushError> {
-        let mut incoming = self.unpack(pack, push, claimant).await?;
-        if let Some(incoming) = &mut incoming {
+    ) -> Result<Option<Received>, PushError> {
+        let mut received = self.unpack(pack, push, claimant).await?;
+        if let Some(Received { incoming, .. }) = &mut received {
             let tips = push.execute().iter().chain(push.stage());
             incoming
                 .check_all(&tips.filter_map(|command| command.new).collect())
                 .await?;
             incoming.prepare(push).await?;
         }
-        Ok(incoming)
+        Ok(received)
     }
 
     /// Receives the pack into quarantine; `None` if the push only deletes.
@@ -468,7 +490,7 @@ impl Push {
         pack: &mut Pack,
         push: &AuthorisedPush,
         claimant: Claimant,
-    ) -> Result<Option<Incoming>, PushError> {
+    ) -> Result<Option<Received>, PushError> {
         if self
             .request
             .commands()
@@ -483,40 +505,36 @@ impl Push {
             .disk()
             .room(now.mono, repo, &claimant, Source::Pushed);
         if room == 0 {
-            return Err(PushError::Quota);
+            return Err(PushError::Daily);
         }
-        let left = purgatory
-            .disk()
-            .repo_room(&self.target.repos, repo, &claimant)
-            .await?;
-        let full = PushError::RepositoryFull {
-            limit: purgatory.disk().repo_limit(&claimant),
-        };
-        if left == 0 {
-            return Err(full);
-        }
+        let opened = purgatory.quota().open(repo, claimant).await;
+        let mut reserved = opened.map_err(GitError::from)?;
         let max_bytes = self.max_bytes(push).min(room);
-        let incoming = match self.receive_pack(pack, max_bytes.min(left), claimant).await {
-            Err(PushError::Git(GitError::TooLarge { .. })) if left < max_bytes => return Err(full),
-            received => received?,
-        };
+        let incoming = self
+            .receive_pack(pack, max_bytes, &mut reserved, claimant)
+            .await?;
         let bytes = incoming.bytes().await?;
-        purgatory
-            .disk()
-            .charge(now, repo, &claimant, (Source::Pushed, bytes));
-        Ok(Some(incoming))
+        if reserved.bytes() > 0 {
+            let confirmed = reserved.confirm(bytes).await;
+            confirmed.map_err(GitError::from)??;
+        }
+        purgatory.charge_push(repo, &claimant, bytes);
+        Ok(Some(Received { incoming, reserved }))
     }
 
-    /// Receives a pack of at most `max_bytes`.
+    /// Receives a pack of at most `max_bytes`, and reserves its bytes before they are unpacked.
     async fn receive_pack(
         &self,
         pack: &mut Pack,
         max_bytes: u64,
+        reserved: &mut Reservation,
         claimant: Claimant,
     ) -> Result<Incoming, PushError> {
         // Git is not started for a client that sends a small pack slowly.
         let rest = std::mem::take(&mut pack.rest);
         let first = pack.body.gather(rest, GATHERED_BYTES).await?;
+        let mut bytes = first.len() as u64;
+        reserved.grow_to(bytes.saturating_sub(EMPTY_PACK_BYTES))?;
         let incoming = self
             .target
             .repos
@@ -526,8 +544,10 @@ impl Push {
         let memory = self.git.limits.push_memory;
         let mut unpacking = incoming.unpack(max_bytes, memory).await?;
         unpacking.feed(&first).await?;
-        while let Some(bytes) = pack.body.next().await? {
-            unpacking.feed(&bytes).await?;
+        while let Some(next) = pack.body.next().await? {
+            bytes += next.len() as u64;
+            reserved.grow_to(bytes.saturating_sub(EMPTY_PACK_BYTES))?;
+            unpacking.feed(&next).await?;
         }
         unpacking.finish().await?;
         Ok(incoming)
@@ -545,7 +565,7 @@ impl Push {
     /// Judges again under the lock, takes the objects in, and waits until the events of the push are served.
     async fn execute(
         &self,
-        incoming: Option<Incoming>,
+        received: Option<Received>,
         early: &AuthorisedPush,
         claimant: Claimant,
         report: &Report,
@@ -569,8 +589,13 @@ impl Push {
                 })
                 .await;
         }
-        let taken = match incoming {
-            Some(incoming) => guard.take_push(push, incoming).await,
+        let taken = match received {
+            // What it reserved is used from now on.
+            Some(Received { incoming, reserved }) => {
+                let taken = guard.take_push(push, incoming).await;
+                drop(reserved);
+                taken
+            }
             None => Ok(()),
         };
         drop(guard);

@@ -10,7 +10,7 @@ use grasp_core::service::Endpoint;
 use grasp_core::{RefName, RepoId, kinds};
 use grasp_purgatory::database::{
     ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, Forget, Garbage, Generation,
-    ProposalChanges, RepoChange, RetiredRef, Source, ViewChange,
+    ProposalChanges, QuotaChange, RepoChange, RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{Phase, Record};
@@ -110,6 +110,9 @@ pub(crate) trait Changes: GitRows {
             .additions
             .iter()
             .try_for_each(|addition| self.add(addition))?;
+        for change in &commit.quotas {
+            self.change_quota(change)?;
+        }
         Ok(Committed::Done { affected, removed })
     }
 
@@ -310,6 +313,19 @@ pub(crate) trait Changes: GitRows {
                 addition.at.as_secs().saturating_sub(ADDITIONS_KEPT),
             ))],
         )
+    }
+
+    /// Sets or removes a quota that the operator gives.
+    fn change_quota(&self, change: &QuotaChange) -> Result<(), StoreError> {
+        let subject = text(&change.subject.to_string());
+        match change.bytes {
+            Some(bytes) => self.change(
+                "INSERT INTO quotas (subject, bytes) VALUES (?1, ?2)
+                     ON CONFLICT (subject) DO UPDATE SET bytes = excluded.bytes",
+                vec![subject, integer(seconds(bytes))],
+            ),
+            None => self.change("DELETE FROM quotas WHERE subject = ?1", vec![subject]),
+        }
     }
 
     /// Applies one change of purgatory.

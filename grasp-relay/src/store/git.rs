@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::Needs;
+use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{RepoId, kinds};
 use grasp_purgatory::Record;
@@ -21,6 +22,12 @@ use super::changes::{
 };
 use super::engine::{Columns, DatabaseEngine, EngineStore, Query, Unreadable};
 use super::{REPOSITORY_KINDS, StoreError, failure};
+
+/// Sums up the packs of each repository: of one owner, and of all.
+const USAGE_SQL: &str = "SELECT owner, identifier, CAST(sum(bytes) AS BIGINT) FROM packs
+    WHERE owner = ?1 GROUP BY owner, identifier";
+const ALL_USAGE_SQL: &str = "SELECT owner, identifier, CAST(sum(bytes) AS BIGINT) FROM packs
+    GROUP BY owner, identifier";
 
 /// Selects all parts of a repository but its retired refs, which are then of one moment.
 const ROW_SQL: &str = "SELECT 0, generation, head, refs, state, maintainers, shows, 0
@@ -171,6 +178,33 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
                 .0
                 .rows(Query::new(sql, vec![time(since)], read_addition))
                 .await?)
+        })
+    }
+
+    fn quotas(&self) -> DatabaseFuture<'_, BTreeMap<QuotaSubject, u64>> {
+        Box::pin(async move {
+            let sql = "SELECT subject, bytes FROM quotas";
+            let quotas = Query::new(sql, Vec::new(), |row| Ok((row.parse(0)?, row.unsigned(1)?)));
+            Ok(self.0.rows(quotas).await?.into_iter().collect())
+        })
+    }
+
+    fn git_usage(&self, owner: Option<PublicKey>) -> DatabaseFuture<'_, BTreeMap<RepoId, u64>> {
+        Box::pin(async move {
+            let read = |row: &dyn Columns| Ok((read_repo(row)?, row.unsigned(2)?));
+            let usage = match owner {
+                Some(owner) => Query::new(USAGE_SQL, vec![blob(owner.as_bytes())], read),
+                None => Query::new(ALL_USAGE_SQL, Vec::new(), read),
+            };
+            Ok(self.0.rows(usage).await?.into_iter().collect())
+        })
+    }
+
+    fn git_bytes(&self) -> DatabaseFuture<'_, u64> {
+        Box::pin(async move {
+            let sql = "SELECT CAST(coalesce(sum(bytes), 0) AS BIGINT) FROM packs";
+            let sum = Query::new(sql, Vec::new(), |row| row.unsigned(0));
+            Ok(self.0.rows(sum).await?.pop().unwrap_or_default())
         })
     }
 }

@@ -34,6 +34,8 @@ pub struct Status {
     pub git_bytes: u64,
     /// Bytes of all data on disk.
     pub disk_bytes: u64,
+    /// Bytes of git data that all repositories may have; `None` for any number.
+    pub git_quota_bytes: Option<u64>,
     /// Addresses of repositories whose git objects are not all on disk any more.
     pub damaged: Vec<String>,
     /// Days for which the TLS certificate is valid; `None` if the server does no TLS itself.
@@ -282,6 +284,46 @@ pub struct RepoRow {
     pub refs: u64,
 }
 
+/// The git data of owners or repositories, and what they may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UsageReport {
+    /// Bytes of all repositories of the server.
+    pub total_bytes: u64,
+    /// Bytes that all repositories may have; `None` for any number.
+    pub total_quota: Option<u64>,
+    /// Owners or repositories, those with most first.
+    pub rows: Vec<UsageRow>,
+}
+
+/// The git data of an owner or a repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UsageRow {
+    /// The owner, as npub.
+    pub owner: String,
+    /// The name of the repository; `None` for all of the owner.
+    pub repository: Option<String>,
+    /// Bytes of the packs, without their indexes.
+    pub bytes: u64,
+    /// Bytes that it may have.
+    pub quota: u64,
+    /// The operator gave this quota; otherwise it is that of the settings.
+    pub is_given: bool,
+    /// The number of repositories with git data.
+    pub repositories: u64,
+}
+
+impl UsageRow {
+    /// Returns whose git data it is: an npub, or `NPUB/NAME`.
+    pub fn name(&self) -> String {
+        match &self.repository {
+            Some(name) => format!("{}/{name}", self.owner),
+            None => self.owner.clone(),
+        }
+    }
+}
+
 /// A repository whose events wait for git data.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -442,13 +484,16 @@ impl Status {
         if self.beside.is_some() {
             return vec![received];
         }
-        let stored = vec![
+        let mut stored = vec![
             figure("Repositories", "repositories", self.repositories),
             figure("Events", "events", self.events),
             figure("Event store", "store_bytes", self.store_bytes),
             figure("Git data", "git_bytes", self.git_bytes),
             figure("Total on disk", "disk_bytes", self.disk_bytes),
         ];
+        if let Some(bytes) = self.git_quota_bytes {
+            stored.push(figure("Git data allowed", "git_quota_bytes", bytes));
+        }
         let mut clients = vec![
             figure("Connections", "sockets", self.sockets),
             figure("Subscriptions", "subscriptions", self.subscriptions),

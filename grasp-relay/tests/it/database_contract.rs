@@ -1,6 +1,7 @@
 //! The contract of a database of refs, packs and records, run over every database.
 
 mod isolation;
+mod quotas;
 mod removal;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +25,7 @@ use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
 use self::isolation::*;
+use self::quotas::*;
 use self::removal::*;
 use crate::store_contract::{block_on, rules};
 
@@ -102,6 +104,8 @@ contract! {
     a_deletion_at_the_same_time_as_a_change_leaves_no_signed_refs
     rows_of_purgatory_restore_what_the_records_say
     additions_are_summed_up_by_hour_and_forgotten_after_two_days
+    quotas_are_given_changed_and_taken_back
+    git_data_is_counted_by_owner_and_repository
 }
 
 fn time(secs: u64) -> Timestamp {

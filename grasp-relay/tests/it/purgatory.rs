@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::{Hold, Origin, Policy};
+use grasp_core::quota::Quotas;
 use grasp_core::service::Endpoint;
 use grasp_core::{Mono, Now, RepoId};
 use grasp_purgatory::database::{Commit, Database as _};
@@ -87,7 +88,7 @@ async fn start(dir: &Path) -> PurgatoryDriver {
             clock: Clock::system(),
         }),
         policy: policy(),
-        repository_bytes: u64::MAX,
+        quotas: Quotas::default(),
         hunt: None,
     };
     PurgatoryDriver::start(parts, Config::default(), records).await

@@ -85,9 +85,18 @@ async fn a_state_is_served_with_git_data_of_another_server() {
 
 #[tokio::test]
 async fn git_data_beyond_the_repository_quota_is_not_kept() {
+    keeps_only_what_fits(|settings| settings.git.repository_bytes = 400_000).await;
+}
+
+#[tokio::test]
+async fn git_data_beyond_the_quota_of_its_owner_is_not_kept() {
+    keeps_only_what_fits(|settings| settings.quota.owner_bytes = 400_000).await;
+}
+
+async fn keeps_only_what_fits(limit: fn(&mut Settings)) {
     let bounded = |settings: &mut Settings| {
         with_short_delays(settings);
-        settings.git.repository_bytes = 400_000;
+        limit(settings);
     };
     let (instance, server) = (Instance::with(bounded).await, GitServer::start().await);
     let (alice, work) = (Author::new(), Workdir::init().await);

@@ -13,6 +13,7 @@ mod crash;
 mod damage;
 mod embedding;
 mod fetching;
+mod git_quotas;
 mod host_limits;
 mod hosting;
 mod hunting;

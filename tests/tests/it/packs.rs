@@ -255,7 +255,7 @@ async fn a_repository_does_not_grow_beyond_its_quota() {
         .git(&["push", &url, "main"])
         .await
         .expect_refused();
-    let reason = "the repository would have more than 400000 bytes of git data";
+    let reason = " of 390.6 KiB here; this push needs ";
     assert!(error.contains(reason), "{error}");
     hosted
         .assert_unchanged(&state, "a pack beyond the quota")

@@ -362,6 +362,7 @@ fn is_found(copied: Result<(), GitError>) -> Result<bool, GitError> {
 
 #[cfg(test)]
 mod tests {
+    use grasp_core::quota::QuotaSubject;
     use nostr::key::PublicKey;
     use nostr::types::Timestamp;
     use parking_lot::Mutex;
@@ -428,6 +429,18 @@ mod tests {
         }
 
         fn additions(&self, _: Timestamp) -> DatabaseFuture<'_, Vec<Addition>> {
+            answer()
+        }
+
+        fn quotas(&self) -> DatabaseFuture<'_, BTreeMap<QuotaSubject, u64>> {
+            answer()
+        }
+
+        fn git_usage(&self, _: Option<PublicKey>) -> DatabaseFuture<'_, BTreeMap<RepoId, u64>> {
+            answer()
+        }
+
+        fn git_bytes(&self) -> DatabaseFuture<'_, u64> {
             answer()
         }
     }

@@ -304,7 +304,11 @@ pub(super) fn pool_failure(error: PoolError) -> StoreError {
 }
 
 /// The steps from each version, by its index, to the next. Released steps never change.
-const MIGRATIONS: &[&str] = &[include_str!("schema.sql"), include_str!("schema_tls.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("schema.sql"),
+    include_str!("schema_tls.sql"),
+    include_str!("schema_quotas.sql"),
+];
 
 /// The advisory lock under which the schema is migrated and a file imported ("grsp").
 pub(super) const LOCK_SQL: &str = "SELECT pg_advisory_xact_lock(1735553904)";

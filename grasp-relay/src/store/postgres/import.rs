@@ -16,7 +16,7 @@ use crate::store::sqlite::SqliteReader;
 use crate::store::{StoreError, failure};
 
 /// The tables, which have the same columns in both databases.
-const TABLES: [&str; 21] = [
+const TABLES: [&str; 22] = [
     "secret",
     "events",
     "lists",
@@ -38,6 +38,7 @@ const TABLES: [&str; 21] = [
     "staged",
     "tasks",
     "additions",
+    "quotas",
 ];
 
 /// Rows that are read before they are written.

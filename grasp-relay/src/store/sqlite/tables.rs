@@ -516,7 +516,10 @@ fn read_served(row: &Row<'_>) -> rusqlite::Result<Served> {
 }
 
 /// The steps from each version, by its index, to the next. Released steps never change.
-const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("schema.sql"),
+    include_str!("schema_quotas.sql"),
+];
 
 /// Marks the file as an event store ("grsp"), for `file(1)` and against opening the database of another application.
 const APPLICATION_ID: i32 = 0x6772_7370;

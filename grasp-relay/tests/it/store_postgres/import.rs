@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use grasp_core::admission::Rejection;
+use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId, Version};
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, Garbage, Pack, ProposalChanges, RepoChange, RetiredRef,
-    Source, ViewChange,
+    Addition, Commit, Committed, Database, Garbage, Pack, ProposalChanges, QuotaChange, RepoChange,
+    RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
@@ -140,6 +141,10 @@ async fn commit(store: &SqliteStore) {
         source: Source::Hunted,
         bytes: 5,
     };
+    let quota = QuotaChange {
+        subject: QuotaSubject::Repository(repo()),
+        bytes: Some(8),
+    };
     let held = Record::Held {
         event: BOB.writes(30_618).id(70).tag("d", "x").done(),
         phase: Phase::Expired,
@@ -164,6 +169,7 @@ async fn commit(store: &SqliteStore) {
         repos: vec![change],
         records,
         additions: vec![addition],
+        quotas: vec![quota],
         now: time(NOW),
         ..Commit::default()
     };
@@ -210,6 +216,7 @@ async fn all(store: &dyn Store) -> BTreeMap<&'static str, String> {
         "additions",
         format!("{:?}", store.additions(time(0)).await.unwrap()),
     );
+    all.insert("quotas", format!("{:?}", store.quotas().await.unwrap()));
     all.insert(
         "packs",
         format!("{:?}", store.packs(Endpoint::Repository).await.unwrap()),

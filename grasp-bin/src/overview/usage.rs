@@ -1,0 +1,129 @@
+//! The git data of owners and repositories, with what they may have.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use grasp_core::RepoId;
+use grasp_core::quota::{QuotaSubject, Quotas};
+use grasp_core::service::npub;
+use grasp_purgatory::database::DatabaseError;
+use grasp_relay::web::figures::{UsageReport, UsageRow};
+use nostr::key::PublicKey;
+
+use super::Overview;
+use crate::server::Base;
+
+/// Limits the rows of a report.
+const MAX_ROWS: usize = 1_000;
+
+impl Overview {
+    /// Returns the git data of all owners, those with most first, or of one with its repositories.
+    pub(crate) async fn usage(&self, owner: Option<PublicKey>) -> Result<UsageReport, String> {
+        let base = &self.server()?.base;
+        let report = read(base, owner).await;
+        report.map_err(|error| error.to_string())
+    }
+
+    /// Gives an owner or a repository a quota of its own, or takes it back. Returns what it has and may have then.
+    pub(crate) async fn set_quota(
+        &self,
+        subject: QuotaSubject,
+        bytes: Option<u64>,
+    ) -> Result<UsageRow, String> {
+        let parts = self.server()?;
+        let set = parts.purgatory()?.quota().set(subject.clone(), bytes).await;
+        set.map_err(|error| error.to_string())?;
+        let owner = match &subject {
+            QuotaSubject::Owner(owner) => *owner,
+            QuotaSubject::Repository(repo) => repo.owner,
+        };
+        let read = async {
+            let quotas = quotas(&parts.base).await?;
+            let usage = parts.base.database.git_usage(Some(owner)).await?;
+            Ok::<_, DatabaseError>(match &subject {
+                QuotaSubject::Owner(_) => owner_row(owner, &usage, &quotas),
+                QuotaSubject::Repository(repo) => {
+                    repository_row(repo, usage.get(repo).copied().unwrap_or_default(), &quotas)
+                }
+            })
+        };
+        read.await.map_err(|error| error.to_string())
+    }
+}
+
+/// Returns the quotas in force, also on a node that is not the writer.
+async fn quotas(base: &Base) -> Result<Quotas, DatabaseError> {
+    Ok(Quotas {
+        overrides: base.database.quotas().await?,
+        ..base.settings.quotas()
+    })
+}
+
+async fn read(base: &Base, owner: Option<PublicKey>) -> Result<UsageReport, DatabaseError> {
+    let quotas = quotas(base).await?;
+    let usage = base.database.git_usage(owner).await?;
+    let total_quota = (quotas.total_bytes < u64::MAX).then_some(quotas.total_bytes);
+    let mut rows = match owner {
+        Some(owner) => rows_of(owner, &usage, &quotas),
+        None => rows_by_owner(usage, &quotas),
+    };
+    rows.truncate(MAX_ROWS);
+    Ok(UsageReport {
+        total_bytes: base.database.git_bytes().await?,
+        total_quota,
+        rows,
+    })
+}
+
+/// Returns an owner, then the repositories, those with most first.
+fn rows_of(owner: PublicKey, usage: &BTreeMap<RepoId, u64>, quotas: &Quotas) -> Vec<UsageRow> {
+    let mut rows = Vec::new();
+    for (repo, bytes) in usage {
+        rows.push(repository_row(repo, *bytes, quotas));
+    }
+    rows.sort_by_key(|row| Reverse(row.bytes));
+    rows.insert(0, owner_row(owner, usage, quotas));
+    rows
+}
+
+/// Returns all owners with git data, and those that were given a quota.
+fn rows_by_owner(usage: BTreeMap<RepoId, u64>, quotas: &Quotas) -> Vec<UsageRow> {
+    let mut owners: BTreeMap<PublicKey, BTreeMap<RepoId, u64>> = BTreeMap::new();
+    for subject in quotas.overrides.keys() {
+        if let QuotaSubject::Owner(owner) = subject {
+            owners.insert(*owner, BTreeMap::new());
+        }
+    }
+    for (repo, bytes) in usage {
+        owners.entry(repo.owner).or_default().insert(repo, bytes);
+    }
+    let mut rows = Vec::new();
+    for (owner, usage) in owners {
+        rows.push(owner_row(owner, &usage, quotas));
+    }
+    rows.sort_by_key(|row| Reverse(row.bytes));
+    rows
+}
+
+fn owner_row(owner: PublicKey, usage: &BTreeMap<RepoId, u64>, quotas: &Quotas) -> UsageRow {
+    UsageRow {
+        owner: npub(&owner),
+        repository: None,
+        bytes: usage.values().sum(),
+        quota: quotas.of_owner(owner),
+        is_given: quotas.overrides.contains_key(&QuotaSubject::Owner(owner)),
+        repositories: usage.len() as u64,
+    }
+}
+
+fn repository_row(repo: &RepoId, bytes: u64, quotas: &Quotas) -> UsageRow {
+    let subject = QuotaSubject::Repository(repo.clone());
+    UsageRow {
+        owner: npub(&repo.owner),
+        repository: Some(repo.identifier.to_string()),
+        bytes,
+        quota: quotas.of_repository(repo),
+        is_given: quotas.overrides.contains_key(&subject),
+        repositories: 1,
+    }
+}
