@@ -40,6 +40,7 @@
 pub mod admission;
 pub mod deletion;
 mod event;
+pub mod http_auth;
 pub mod in_step;
 pub mod kinds;
 pub mod limits;

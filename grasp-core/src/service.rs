@@ -48,6 +48,15 @@ impl ServiceIdentity {
         })
     }
 
+    /// Returns whether a URL of any scheme is exactly the address of this service; a final slash does not count.
+    pub fn is_service_url(&self, url: &str) -> bool {
+        UrlParts::parse(url, &SCHEMES).is_ok_and(|parts| {
+            parts.url.query().is_none()
+                && parts.url.fragment().is_none()
+                && self.path_below(&parts).is_some_and(<[_]>::is_empty)
+        })
+    }
+
     /// Returns whether a clone URL is the address of this repository at this service.
     pub fn serves(&self, url: &CloneUrl, repo: &RepoId) -> bool {
         self.is_repo_url(url.as_str(), &[], repo)
