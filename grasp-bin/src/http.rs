@@ -1,12 +1,12 @@
-//! HTTP routes of the status: `/health`, `/status`, `/status.json` and `/metrics`.
+//! HTTP routes of the status: `/health`, `/status`, `/status.json`, `/usage` and `/metrics`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use grasp_relay::web;
@@ -14,6 +14,7 @@ use grasp_relay::web::figures::Status;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -29,6 +30,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a connection could not be accepted.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
+/// Path of the usage of an owner, below the mount.
+const USAGE_PATH: &str = "/usage";
+
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns the routes, to be merged with those of the git host if there is one.
@@ -36,7 +40,8 @@ pub(crate) fn routes(overview: Overview, with_metrics: bool) -> Router {
     let mut routes = Router::new()
         .route("/health", get(health))
         .route("/status", get(status))
-        .route("/status.json", get(status_json));
+        .route("/status.json", get(status_json))
+        .route(USAGE_PATH, get(usage));
     if with_metrics {
         routes = routes.route("/metrics", get(metrics));
     }
@@ -121,8 +126,31 @@ async fn status(State(overview): State<Overview>) -> Response {
 }
 
 async fn status_json(State(overview): State<Overview>) -> Response {
-    let status = public(overview.status().await);
-    let json = serde_json::to_string(&status).expect("strings and numbers always have a JSON form");
+    json(&public(overview.status().await))
+}
+
+/// Returns the git data of the key that authorized the request (NIP-98), with its quotas.
+async fn usage(State(overview): State<Overview>, headers: HeaderMap) -> Response {
+    let header = headers.get(AUTHORIZATION).map(HeaderValue::to_str);
+    let header = header.and_then(Result::ok).unwrap_or_default();
+    let owner = match overview.authorized(header, USAGE_PATH) {
+        Ok(owner) => owner,
+        Err(refusal) => {
+            let headers = [(WWW_AUTHENTICATE, "Nostr"), (CACHE_CONTROL, "no-store")];
+            return (StatusCode::UNAUTHORIZED, headers, format!("{refusal}\n")).into_response();
+        }
+    };
+    match overview.usage(Some(owner)).await {
+        Ok(report) => json(&report.rows),
+        Err(error) => {
+            tracing::error!(error, "could not read how much git data is stored");
+            (StatusCode::SERVICE_UNAVAILABLE, "try again later\n").into_response()
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> Response {
+    let json = serde_json::to_string(value).expect("strings and numbers always have a JSON form");
     let headers = [
         (CONTENT_TYPE, "application/json"),
         (CACHE_CONTROL, "no-store"),

@@ -2,8 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use grasp_core::RepoId;
+use grasp_core::http_auth::{HttpAuthRefusal, HttpAuthRule, PayloadRule, UrlRule, judge_header};
 use grasp_core::quota::{QuotaSubject, Quotas};
 use grasp_core::service::npub;
 use grasp_purgatory::database::DatabaseError;
@@ -13,10 +15,40 @@ use nostr::key::PublicKey;
 use super::Overview;
 use crate::server::Base;
 
+/// How far the clock of a client may differ from that of the server.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
+
 /// Limits the rows of a report.
 const MAX_ROWS: usize = 1_000;
 
 impl Overview {
+    /// Returns the key that authorized a `GET` of a path below the mount (NIP-98), whichever scheme its address has.
+    pub(crate) fn authorized(
+        &self,
+        header: &str,
+        path: &str,
+    ) -> Result<PublicKey, HttpAuthRefusal> {
+        let url = format!("{}{}", self.0.service, path);
+        let now = self.0.clock.now().unix;
+        let mut refusal = HttpAuthRefusal::Url;
+        for scheme in ["https", "http"] {
+            let address = format!("{scheme}://{url}");
+            let rule = HttpAuthRule {
+                method: "GET",
+                url: UrlRule::Exactly(&address),
+                payload: PayloadRule::Ignored,
+                max_age: MAX_CLOCK_DIFFERENCE,
+                max_ahead: MAX_CLOCK_DIFFERENCE,
+            };
+            match judge_header(header, &rule, now) {
+                Ok(auth) => return Ok(auth.author),
+                Err(HttpAuthRefusal::Url) => {}
+                Err(other) => refusal = other,
+            }
+        }
+        Err(refusal)
+    }
+
     /// Returns the git data of all owners, those with most first, or of one with its repositories.
     pub(crate) async fn usage(&self, owner: Option<PublicKey>) -> Result<UsageReport, String> {
         let base = &self.server()?.base;

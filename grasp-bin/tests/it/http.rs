@@ -4,7 +4,12 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 
-use crate::support::{Server, command, run_to_end};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use nostr::event::{EventBuilder, FinalizeEvent as _, Kind, Tag};
+use nostr::key::Keys;
+
+use crate::support::{Server, command, get_with, run_to_end};
 
 /// One row of the reference.
 #[derive(Debug)]
@@ -125,5 +130,38 @@ fn every_response_is_as_in_the_reference() {
         assert_eq!(status, row.status, "{row:?}");
         assert!(row.kind.is_empty() || kind == row.kind, "{row:?}: {kind}");
         assert!(shared, "{row:?}");
+    }
+}
+
+/// Returns the header that authorizes a `GET` of an address.
+fn authorization(keys: &Keys, url: &str) -> String {
+    let tags = [["u", url], ["method", "GET"]].map(|tag| Tag::parse(tag).unwrap());
+    let event = EventBuilder::new(Kind::HttpAuth, "").tags(tags);
+    let json = event.finalize(keys).unwrap().as_json();
+    format!("Authorization: Nostr {}\r\n", STANDARD.encode(json))
+}
+
+#[test]
+fn an_owner_reads_the_own_usage_with_a_signed_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let (host, keys) = (server.host(), Keys::generate());
+    for scheme in ["https", "http"] {
+        let header = authorization(&keys, &format!("{scheme}://{host}/usage"));
+        let (status, body) = get_with(host, "/usage", &header);
+        assert_eq!(status, 200, "{body}");
+        let rows: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(rows.as_array().unwrap().len(), 1, "{rows}");
+        assert_eq!(rows[0]["bytes"], 0);
+        assert_eq!(rows[0]["quota"], 64u64 << 30);
+    }
+    for header in [
+        String::new(),
+        authorization(&keys, &format!("http://{host}/")),
+        authorization(&keys, "http://elsewhere.example/usage"),
+    ] {
+        let (status, body) = get_with(host, "/usage", &header);
+        assert_eq!(status, 401, "{header}: {body}");
+        assert!(!body.contains("npub1"), "{body}");
     }
 }

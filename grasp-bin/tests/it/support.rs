@@ -96,10 +96,15 @@ pub(crate) fn run_to_end(command: &mut Command) -> CommandOutput {
 
 /// Returns the status and the body of a page.
 pub(crate) fn get(host: &str, path: &str) -> (u16, String) {
+    get_with(host, path, "")
+}
+
+/// Gets a path with further header lines, each with its line end.
+pub(crate) fn get_with(host: &str, path: &str, header: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(host).unwrap();
     write!(
         stream,
-        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\n{header}Connection: close\r\n\r\n"
     )
     .unwrap();
     let mut text = String::new();
