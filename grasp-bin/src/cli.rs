@@ -70,8 +70,8 @@ pub(crate) enum Command {
         #[arg(long)]
         offline: bool,
     },
-    /// Looks for missing and damaged data on disk: exit code 0 if there is none, 1 if there is. Changes nothing without
-    /// `--repair`.
+    /// Looks for missing and damaged data on disk, and verifies all stored events: exit code 0 if everything is sound, 1 if it
+    /// is not. Changes nothing without `--repair` or `--drop-invalid`.
     Check {
         /// The repository to check, as `30617:KEY:NAME` or `NPUB/NAME`. Without one: all.
         #[arg(value_name = "REPOSITORY", value_parser = parse_repository)]
@@ -80,6 +80,9 @@ pub(crate) enum Command {
         /// waits up to a minute for it.
         #[arg(long)]
         repair: bool,
+        /// Drops stored events whose id or signature does not verify. The server must be stopped.
+        #[arg(long, conflicts_with = "repository")]
+        drop_invalid: bool,
         #[command(flatten)]
         server: RunningServer,
     },

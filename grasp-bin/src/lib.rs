@@ -92,11 +92,13 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Check {
             repository,
             repair,
+            drop_invalid,
             server,
         } => {
             let request = CheckRequest {
                 repository,
                 repair,
+                drop_invalid,
                 json: server.json,
             };
             return operations::check::run(&load(&server.flags())?.config, &request);

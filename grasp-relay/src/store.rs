@@ -8,6 +8,7 @@
 //! refs change together.
 
 mod changes;
+pub mod check;
 mod conditions;
 mod engine;
 mod git;

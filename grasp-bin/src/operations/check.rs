@@ -1,5 +1,7 @@
 //! `grasp check`: finds what is missing or damaged on disk, and has it repaired.
 
+mod events;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
@@ -17,6 +19,7 @@ use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use serde::Serialize;
 
+use self::events::InvalidEvent;
 use super::{DATABASE_REMEDY, StoredData, database_remedy, repository_name};
 use crate::admin::{AdminRequest, AdminSocket, request};
 use crate::block_on;
@@ -28,6 +31,9 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Interval between two questions to the server whether objects are still missing.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Limits the events that are named, each in a line.
+const MAX_EVENTS_NAMED: usize = 100;
 
 /// Limits the packs that are named in one line.
 const MAX_PACKS_NAMED: usize = 3;
@@ -55,6 +61,8 @@ pub(crate) struct CheckRequest {
     /// The only repository to check; `None` for all.
     pub(crate) repository: Option<RepoId>,
     pub(crate) repair: bool,
+    /// Drops events that do not verify.
+    pub(crate) drop_invalid: bool,
     pub(crate) json: bool,
 }
 
@@ -63,6 +71,12 @@ pub(crate) struct CheckRequest {
 struct Report {
     /// Faults of the database.
     database: Vec<String>,
+    /// Number of events that were verified.
+    events: u64,
+    /// Events that are not what their authors signed.
+    invalid_events: Vec<InvalidEvent>,
+    /// Those events were dropped.
+    dropped: bool,
     repositories: usize,
     packs: usize,
     damaged: Vec<DamagedRow>,
@@ -109,6 +123,11 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
         database: data.database.integrity_check()?,
         ..Report::default()
     };
+    if request.repository.is_none() && report.database.is_empty() {
+        let verified = events::verify(&data.database, request.json).await?;
+        report.events = verified.count;
+        report.invalid_events = verified.invalid;
+    }
     let only = request
         .repository
         .as_ref()
@@ -120,6 +139,10 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
         .filter(|_| report.repositories == 0);
     if let Some(repo) = unknown {
         bail!("there is no repository {repo} here");
+    }
+    if request.drop_invalid && !report.invalid_events.is_empty() {
+        events::drop_invalid(config, &report.invalid_events).await?;
+        report.dropped = true;
     }
     // A repair writes to the database, which would make a damaged one worse.
     if !request.repair || report.damaged.is_empty() || !report.database.is_empty() {
@@ -199,7 +222,8 @@ fn pack_problems(found: &Examination) -> Vec<String> {
 
 impl Report {
     fn is_sound(&self) -> bool {
-        self.database.is_empty() && self.damaged.is_empty()
+        let are_events_sound = self.invalid_events.is_empty() || self.dropped;
+        self.database.is_empty() && self.damaged.is_empty() && are_events_sound
     }
 }
 
@@ -211,6 +235,7 @@ fn text(report: &Report) -> String {
     if !report.database.is_empty() {
         let _ = writeln!(text, "remedy: {DATABASE_REMEDY}");
     }
+    text.push_str(&event_lines(report));
     for name in report.repaired.iter().flatten() {
         let _ = writeln!(text, "repaired: {name}");
     }
@@ -224,6 +249,7 @@ fn text(report: &Report) -> String {
     }
     let damaged = match report.damaged.len() {
         0 if !report.database.is_empty() => "the database is damaged".to_owned(),
+        0 if !report.is_sound() => "there are invalid events".to_owned(),
         0 => "nothing is missing or damaged".to_owned(),
         count => {
             format!(
@@ -234,11 +260,40 @@ fn text(report: &Report) -> String {
     };
     let _ = writeln!(
         text,
-        "checked the database, {} and {}: {damaged}",
+        "checked the database, {}, {} and {}: {damaged}",
+        format_count(report.events, "event", "events"),
         format_count(report.repositories as u64, "repository", "repositories"),
         format_count(report.packs as u64, "pack", "packs"),
     );
     if let Some(remedy) = repair_remedy(report) {
+        let _ = writeln!(text, "{remedy}");
+    }
+    text
+}
+
+/// Names events that do not verify, and what to do about them.
+fn event_lines(report: &Report) -> String {
+    let mut text = String::new();
+    let what = match report.dropped {
+        true => "dropped event",
+        false => "invalid event",
+    };
+    for event in report.invalid_events.iter().take(MAX_EVENTS_NAMED) {
+        let _ = writeln!(text, "{what}: {}: {}", event.id, event.reason);
+    }
+    let more = report.invalid_events.len().saturating_sub(MAX_EVENTS_NAMED);
+    if more > 0 {
+        let more = format_count(more as u64, "more event", "more events");
+        let _ = writeln!(text, "{what}: {more}; --json names all");
+    }
+    if !report.invalid_events.is_empty() {
+        let remedy = match report.dropped {
+            true => "start the server, which fetches from other relays what they have of them",
+            false => {
+                "remedy: stop the server, and drop them with `grasp check --drop-invalid`; sync fetches them again \
+                 from other relays"
+            }
+        };
         let _ = writeln!(text, "{remedy}");
     }
     text

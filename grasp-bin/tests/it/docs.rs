@@ -176,10 +176,10 @@ fn data_is_checked_and_repaired_as_written() {
     );
     let text = page("how-to/repair.md").replace("/var/lib/grasp", data.to_str().unwrap());
     let blocks = blocks(&text, "sh");
-    let [check, repair] = &blocks[..] else {
-        panic!("two blocks")
+    let [check, repair, drop_invalid] = &blocks[..] else {
+        panic!("three blocks")
     };
-    for block in [check, repair] {
+    for block in [check, repair, drop_invalid] {
         let printed = run(home.path(), block).out;
         assert!(
             printed.contains("nothing is missing or damaged"),
@@ -697,6 +697,7 @@ fn settings_in_the_documentation_are_valid() {
     let file = dir.path().join("grasp.toml");
     for path in [
         "how-to/mirror.md",
+        "how-to/quotas.md",
         "how-to/repair.md",
         "reference/configuration.md",
     ] {

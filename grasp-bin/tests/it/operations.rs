@@ -521,3 +521,46 @@ fn health_fails_while_objects_are_missing_if_the_setting_says_so() {
         assert_eq!(found, status);
     }
 }
+
+/// Replaces the signature of the newest event with this text in the file of a stopped server, and returns its id.
+fn forge_one(data: &Path) -> String {
+    let file = data.join("grasp.db");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let is_signature = |at: usize| bytes[at..].starts_with(b"\"sig\":\"");
+    let at = (0..bytes.len()).rev().find(|at| is_signature(*at)).unwrap();
+    let is_id = |at: usize| bytes[at..].starts_with(b"\"id\":\"");
+    let id = (0..at).rev().find(|at| is_id(*at)).unwrap();
+    let id = String::from_utf8(bytes[id + 6..id + 70].to_vec()).unwrap();
+    bytes[at + 7] = match bytes[at + 7] {
+        b'0' => b'1',
+        _ => b'0',
+    };
+    std::fs::write(file, bytes).unwrap();
+    id
+}
+
+#[test]
+fn events_that_do_not_verify_are_named_and_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, address) = stopped_server(dir.path());
+    let (code, text) = check(&data, &[]);
+    assert!(code == 0 && text.contains("2 events"), "{text}");
+    let id = forge_one(&data);
+    let (code, text) = check(&data, &[]);
+    assert_eq!(code, 1, "{text}");
+    let expected = format!("invalid event: {id}: its id or its signature does not verify");
+    assert!(text.contains(&expected) && text.contains("--drop-invalid"), "{text}");
+    let (code, text) = check(&data, &["--json"]);
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &report["invalid_events"][0]["id"]), (1, &id.as_str().into()));
+    // A running server would not learn of it.
+    let mut server = Server::start_at(&address, &data);
+    let (code, text) = check(&data, &["--drop-invalid"]);
+    assert!(code == 1 && text.contains("only while the server is stopped"), "{text}");
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let (code, text) = check(&data, &["--drop-invalid"]);
+    assert!(code == 0 && text.contains(&format!("dropped event: {id}")), "{text}");
+    let (code, text) = check(&data, &[]);
+    assert!(code == 0 && text.contains("1 event"), "{text}");
+}

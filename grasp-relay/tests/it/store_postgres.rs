@@ -271,7 +271,7 @@ fn a_database_of_a_newer_release_or_of_another_application_is_refused() {
         refused,
         StoreError::NewerSchema {
             found: 99,
-            known: 2
+            known: 3
         }
     ));
     let url = server.database();
