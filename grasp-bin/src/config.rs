@@ -22,7 +22,7 @@ use toml::de::{DeTable, DeValue};
 pub(crate) use self::setting::Setting;
 pub(crate) use self::table::{SECTIONS, settings};
 use crate::server::tls::TlsMode;
-use crate::settings::Settings;
+use crate::settings::{Settings, is_archive};
 
 /// The port when none is chosen.
 const PORT: u16 = 7334;
@@ -106,7 +106,13 @@ impl Config {
         let orders = |domain: &ServiceIdentity| {
             can_be_ordered(domain) && domain.host() == domain.authority()
         };
+        let archive = &self.settings.policy.archive;
         let rules = [
+            (
+                !archive.ignores_deletions || is_archive(archive),
+                "archive.ignore_deletions",
+                "only an archive may ignore deletions: select repositories in the section archive",
+            ),
             (
                 relay.event_bytes <= relay.message_bytes,
                 "relay.event_bytes",

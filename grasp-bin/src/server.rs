@@ -443,6 +443,7 @@ pub async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>> {
     refuse_old_layout(dir)?;
     let rules = StoreRules {
         service: Some(settings.policy.service.clone()),
+        ignores_deletions: settings.policy.archive.ignores_deletions,
         ..StoreRules::default()
     };
     let options = SqliteOptions {

@@ -290,6 +290,10 @@ impl Settings {
     pub(crate) fn info(&self) -> RelayInfo {
         let archive_curation =
             is_archive(&self.policy.archive).then(|| ARCHIVE_CURATION.to_owned());
+        let mut supported_nips = self.info.supported_nips.clone();
+        if self.policy.archive.ignores_deletions {
+            supported_nips.retain(|nip| !DELETION_NIPS.contains(nip));
+        }
         RelayInfo {
             name: self
                 .name
@@ -299,6 +303,7 @@ impl Settings {
             supported_grasps: self.enabled_grasps(),
             curation: self.info.curation.clone().or(archive_curation),
             created_at_ahead: self.policy.max_ahead,
+            supported_nips,
             software: "grasp".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             ..self.info.clone()
@@ -320,17 +325,21 @@ fn usable_bytes(directory: &Path) -> u64 {
     u64::MAX
 }
 
+/// NIPs by which authors have their events deleted.
+const DELETION_NIPS: [u16; 2] = [9, 62];
+
 /// The curation text of an archive (GRASP-05), unless the operator sets one.
 const ARCHIVE_CURATION: &str =
     "Also keeps read-only copies of repositories that do not list this server.";
 
-fn is_archive(archive: &Archive) -> bool {
+pub(crate) fn is_archive(archive: &Archive) -> bool {
     let Archive {
         everything,
         owners,
         repos,
         identifiers,
         services,
+        ignores_deletions: _,
     } = archive;
     let lists = [owners.len(), repos.len(), identifiers.len(), services.len()];
     *everything || lists.iter().any(|length| *length > 0)

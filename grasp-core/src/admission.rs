@@ -295,6 +295,8 @@ pub struct Archive {
     pub identifiers: BTreeSet<Identifier>,
     /// Services; repositories that list one of them are kept.
     pub services: Vec<ServiceIdentity>,
+    /// Stores the requests of authors to delete or to vanish without carrying them out.
+    pub ignores_deletions: bool,
 }
 
 impl Policy {

@@ -706,6 +706,9 @@ impl PurgatoryDriver {
                 repo: Announcement::parse(&event).ok()?.repo,
             });
         }
+        if self.policy().archive.ignores_deletions {
+            return None;
+        }
         if event.kind == kinds::DELETION {
             return Some(Input::Deleted { request: event });
         }

@@ -161,6 +161,8 @@ pub struct StoreRules {
     pub deletions_served: Duration,
     /// The additional time for which its targets stay refused after it is no longer served.
     pub deletions_gated: Duration,
+    /// Requests to delete or to vanish are stored and not carried out, from now on.
+    pub ignores_deletions: bool,
 }
 
 impl Default for StoreRules {
@@ -170,6 +172,7 @@ impl Default for StoreRules {
             kept_versions: 64,
             deletions_served: 30 * DAY,
             deletions_gated: 180 * DAY,
+            ignores_deletions: false,
         }
     }
 }

@@ -136,6 +136,8 @@ settings! {
         "Stores all repositories of these names";
     "archive.services" = list text("HOST[:PORT][/MOUNT]") => settings.policy.archive.services
         "Stores all repositories that list one of these services";
+    "archive.ignore_deletions" = one switch() => settings.policy.archive.ignores_deletions
+        "Stores the requests of authors to delete events or to vanish, and does not carry them out; NIP-11 then names neither NIP-9 nor NIP-62. Bans still apply";
     "sync.enabled" = one switch() => settings.sync.enabled, common
         "Syncs events with other relays";
     "sync.connections" = one count() => settings.sync.engine.connections

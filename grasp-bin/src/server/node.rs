@@ -131,6 +131,7 @@ pub(crate) async fn connect(settings: &Settings) -> Result<Arc<PostgresStore>> {
     let database = settings.database.as_ref().context("database is not set")?;
     let rules = StoreRules {
         service: Some(settings.policy.service.clone()),
+        ignores_deletions: settings.policy.archive.ignores_deletions,
         ..StoreRules::default()
     };
     let options = PostgresOptions {

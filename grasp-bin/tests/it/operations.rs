@@ -549,18 +549,30 @@ fn events_that_do_not_verify_are_named_and_dropped() {
     let (code, text) = check(&data, &[]);
     assert_eq!(code, 1, "{text}");
     let expected = format!("invalid event: {id}: its id or its signature does not verify");
-    assert!(text.contains(&expected) && text.contains("--drop-invalid"), "{text}");
+    assert!(
+        text.contains(&expected) && text.contains("--drop-invalid"),
+        "{text}"
+    );
     let (code, text) = check(&data, &["--json"]);
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((code, &report["invalid_events"][0]["id"]), (1, &id.as_str().into()));
+    assert_eq!(
+        (code, &report["invalid_events"][0]["id"]),
+        (1, &id.as_str().into())
+    );
     // A running server would not learn of it.
     let mut server = Server::start_at(&address, &data);
     let (code, text) = check(&data, &["--drop-invalid"]);
-    assert!(code == 1 && text.contains("only while the server is stopped"), "{text}");
+    assert!(
+        code == 1 && text.contains("only while the server is stopped"),
+        "{text}"
+    );
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let (code, text) = check(&data, &["--drop-invalid"]);
-    assert!(code == 0 && text.contains(&format!("dropped event: {id}")), "{text}");
+    assert!(
+        code == 0 && text.contains(&format!("dropped event: {id}")),
+        "{text}"
+    );
     let (code, text) = check(&data, &[]);
     assert!(code == 0 && text.contains("1 event"), "{text}");
 }

@@ -213,6 +213,9 @@ impl Executor {
 
     /// Returns whether an author has requested to vanish, so that none of their data is retired.
     pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, GitError> {
+        if self.parts.policy.archive.ignores_deletions {
+            return Ok(false);
+        }
         let requests = self
             .events(Filter::new().kind(kinds::VANISH).author(*author))
             .await?;

@@ -128,11 +128,7 @@ impl<E: StoreEngine> EngineStore<E> {
 
 /// Deletes the rows of events without reading them. Rows that lead to served events are found by reading their tables
 /// once: what a damaged event says about itself cannot be relied on.
-fn drop_rows(
-    tables: &impl GitRows,
-    table: EventTable,
-    ids: &[EventId],
-) -> Result<(), StoreError> {
+fn drop_rows(tables: &impl GitRows, table: EventTable, ids: &[EventId]) -> Result<(), StoreError> {
     let statement = match table {
         EventTable::Served => "UPDATE events SET kind = ?2 WHERE id = ?1",
         EventTable::Replaced => "DELETE FROM superseded WHERE id = ?1",

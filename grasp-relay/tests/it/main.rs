@@ -5,6 +5,7 @@
 
 mod ingest;
 mod purgatory;
+mod store_archive;
 mod store_check;
 mod store_contract;
 mod store_events;

@@ -76,11 +76,17 @@ macro_rules! find_and_drop {
             let ids = faults.into_keys().collect();
             store.drop_events(table, ids).await.unwrap();
         }
-        let replaced = store.events_after(EventTable::Replaced, None).await.unwrap();
+        let replaced = store
+            .events_after(EventTable::Replaced, None)
+            .await
+            .unwrap();
         assert!(replaced.is_empty(), "{replaced:?}");
         let left = find(store, Filter::new()).await;
         assert_eq!(left, [events[2].id, events[4].id]);
-        assert_eq!(find(store, Filter::new().hashtag("x")).await, [events[2].id]);
+        assert_eq!(
+            find(store, Filter::new().hashtag("x")).await,
+            [events[2].id]
+        );
         // Nothing is remembered about them.
         stored(store, &events[0]).await;
         stored(store, &events[1]).await;

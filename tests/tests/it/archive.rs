@@ -1,7 +1,7 @@
 //! Archived repositories, which do not list this service (GRASP-05).
 
 use grasp_core::outbound::OutboundPolicy;
-use grasp_tests::{Author, GitServer, Instance};
+use grasp_tests::{Author, GitServer, Instance, Workdir};
 
 use crate::hunting::{MAIN, hosted_at};
 
@@ -64,4 +64,43 @@ async fn an_owner_who_lists_an_archive_may_push_to_it() {
     let alice = Author::new();
     archive.host(&alice, "x").await;
     assert!(archive.refs(&alice.repo("x")).await.contains(MAIN));
+}
+
+#[tokio::test]
+async fn an_archive_may_keep_what_authors_delete() {
+    let archive = Instance::with(|settings| {
+        settings.policy.archive.everything = true;
+        settings.policy.archive.ignores_deletions = true;
+    })
+    .await;
+    let alice = Author::new();
+    let work = archive.host(&alice, "x").await;
+    let repo = alice.repo("x");
+    let before = archive.refs(&repo).await;
+    assert!(before.contains(MAIN), "{before}");
+    let coordinate = repo.to_string();
+    let deletion = alice.later(5).sign(5, "", &[&["a", &coordinate]]);
+    archive.ingest(vec![deletion.clone()]).await;
+    let vanish = alice.later(5).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
+    archive.ingest(vec![vanish.clone()]).await;
+    assert!(archive.serves(&deletion).await && archive.serves(&vanish).await);
+    // Nothing is removed by maintenance or a restart, either.
+    let archive = archive.restart().await;
+    assert_eq!(archive.refs(&repo).await, before);
+    let clone = Workdir::empty();
+    let url = archive.clone_url(&repo);
+    clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
+    assert_eq!(
+        clone.git(&["rev-parse", "HEAD"]).await.expect_ok(),
+        work.git(&["rev-parse", "HEAD"]).await.expect_ok()
+    );
+    let accept = [("Accept", "application/nostr+json")];
+    let document = archive.get("/", &accept).await.body;
+    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+    let nips = document["supported_nips"].as_array().unwrap();
+    assert!(
+        !nips.contains(&9.into()) && !nips.contains(&62.into()),
+        "{nips:?}"
+    );
+    assert!(nips.contains(&11.into()));
 }

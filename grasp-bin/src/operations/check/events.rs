@@ -8,7 +8,7 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context as _, Result};
 use grasp_relay::store::EventStore as _;
-use grasp_relay::store::check::{EventTable, EventRow};
+use grasp_relay::store::check::{EventRow, EventTable};
 use grasp_relay::store::sqlite::{SqliteReader, SqliteStore};
 use nostr::event::EventId;
 use serde::Serialize;
@@ -64,7 +64,9 @@ pub(super) async fn verify(database: &Arc<SqliteReader>, quiet: bool) -> Result<
     if shows_progress {
         eprintln!();
     }
-    verified.invalid.sort_by_key(|event| (event.table, event.id));
+    verified
+        .invalid
+        .sort_by_key(|event| (event.table, event.id));
     Ok(verified)
 }
 
