@@ -132,6 +132,9 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
     if policy.bans.repos.contains(&new.repo) {
         return Err(Rejection::Banned);
     }
+    if policy.members_only && !facts.is_member {
+        return Err(Rejection::NotMember);
+    }
     let own = || {
         facts
             .announcements
@@ -271,6 +274,8 @@ pub struct Policy {
     pub contributor_proposals: bool,
     /// Limits the hosted repositories of an author other than the operator.
     pub repositories_per_author: usize,
+    /// Whether only members may announce repositories, since the service is private (GRASP-08).
+    pub members_only: bool,
 }
 
 /// Banned authors and repositories; a ban beats every reason to accept.
@@ -327,6 +332,7 @@ impl Policy {
             archive: Archive::default(),
             contributor_proposals: false,
             repositories_per_author: 10_000,
+            members_only: false,
         }
     }
 
@@ -494,6 +500,8 @@ pub struct Facts {
     pub is_repository_quota_reached: bool,
     /// A limit of purgatory is reached for it.
     pub is_over_quota: bool,
+    /// Its author is a member of this private service (GRASP-08); nothing depends on it at a public one.
+    pub is_member: bool,
 }
 
 /// The place where an event is.

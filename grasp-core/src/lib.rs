@@ -48,6 +48,7 @@ pub mod maintainers;
 pub mod neg;
 pub mod nip34;
 pub mod outbound;
+pub mod private;
 pub mod push;
 pub mod quota;
 mod repo;

@@ -143,6 +143,8 @@ pub enum Rejection {
         clone: Vec<String>,
         relays: Vec<String>,
     },
+    #[error("restricted: only members of this private service announce repositories here")]
+    NotMember,
     /// The next version of a hosted repository's announcement, by which its owner takes it out of service.
     #[error("invalid: this announcement no longer lists this service")]
     Delisted,
@@ -191,7 +193,7 @@ impl Rejection {
     /// Returns whether an event stored later can reverse this refusal.
     pub fn is_reversible(&self) -> bool {
         self.retry() == Retry::AfterDependency
-            && !matches!(self, Self::TooFarAhead | Self::Delisted)
+            && !matches!(self, Self::TooFarAhead | Self::Delisted | Self::NotMember)
     }
 
     /// Returns the time after which the event may be offered again.
@@ -209,7 +211,9 @@ impl Rejection {
             | Self::ForeignDeletion
             | Self::TooManyTargets => Retry::Never,
             // An announcement that lists other services is accepted once another one lists its author.
+            // So is one of a key that becomes a member.
             Self::NotListed { .. }
+            | Self::NotMember
             | Self::Delisted
             | Self::NoAnnouncement
             | Self::NotMaintainer(_)
