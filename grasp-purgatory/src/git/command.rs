@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -81,6 +82,25 @@ pub struct GitCommand {
     keep: Vec<Keep>,
     /// The page that it works for, whose slot and account it uses.
     page: Option<PageWork>,
+    /// Makes the `Authorization` of its requests when it starts, since that is valid for a minute.
+    signer: Option<Signer>,
+}
+
+/// Makes the value of an `Authorization` header that is valid from now on.
+#[derive(Clone)]
+pub struct Signer(Arc<dyn Fn() -> String + Send + Sync>);
+
+impl Signer {
+    /// Creates it from a function.
+    pub fn new(sign: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Arc::new(sign))
+    }
+}
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Signer")
+    }
 }
 
 /// Something that must outlive the last of the processes.
@@ -101,7 +121,14 @@ impl GitCommand {
             limit: None,
             keep: Vec::new(),
             page: None,
+            signer: None,
         }
+    }
+
+    /// Sends this `Authorization` to the server. It is in the environment of git, which other users cannot read.
+    pub(super) fn authorized_by(mut self, signer: Option<Signer>) -> Self {
+        self.signer = signer;
+        self
     }
 
     /// Adds an argument.
@@ -247,7 +274,15 @@ impl GitCommand {
         self.start(Some(slot), cpu)
     }
 
-    fn start(self, slot: Option<Holding>, cpu: Option<CpuAccount>) -> Result<GitProcess, GitError> {
+    fn start(
+        mut self,
+        slot: Option<Holding>,
+        cpu: Option<CpuAccount>,
+    ) -> Result<GitProcess, GitError> {
+        if let Some(Signer(sign)) = self.signer.take() {
+            let header = format!("Authorization: {}", sign());
+            self.settings.push(("http.extraHeader".into(), header));
+        }
         let spawned = self.to_command().spawn();
         let child = spawned.map_err(|source| GitError::Spawn {
             command: self.name,

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use grasp_core::{CloneUrl, Oid, RefName, RepoId};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::command::{FLAWS, GitCommand};
+use super::command::{FLAWS, GitCommand, Signer};
 use super::error::GitError;
 use super::limits::ProcessLimits;
 use super::process::{Finished, OutputWatch};
@@ -102,6 +103,10 @@ impl Default for FetchLimits {
 /// Returns all addresses of a name.
 type LookUp = Arc<dyn Fn(&str) -> Vec<IpAddr> + Send + Sync>;
 
+/// Returns what authorizes requests to a URL, if they need to be authorized: that of a private service (GRASP-08).
+pub type Authorize =
+    Arc<dyn Fn(CloneUrl) -> Pin<Box<dyn Future<Output = Option<Signer>> + Send>> + Send + Sync>;
+
 /// Gets objects from other servers into a store.
 #[derive(Clone)]
 pub struct Fetcher {
@@ -111,6 +116,7 @@ pub struct Fetcher {
     /// Used instead of the machine's own way to look up names.
     look_up: Option<LookUp>,
     roots: Option<PathBuf>,
+    authorize: Option<Authorize>,
 }
 
 /// The result of a fetch.
@@ -144,6 +150,7 @@ impl Fetcher {
             limits,
             look_up: None,
             roots: None,
+            authorize: None,
         }
     }
 
@@ -160,6 +167,12 @@ impl Fetcher {
     #[must_use]
     pub fn trusting(self, roots: Option<PathBuf>) -> Self {
         Self { roots, ..self }
+    }
+
+    /// Authorizes the requests to private services. Without this, none is authorized.
+    #[must_use]
+    pub fn authorizing(self, authorize: Option<Authorize>) -> Self {
+        Self { authorize, ..self }
     }
 
     /// Returns the store that is fetched into.
@@ -235,6 +248,7 @@ impl Fetcher {
             .args(["--quiet", "--refs"]);
         let command = self
             .guarded(command, pin)
+            .authorized_by(self.signer(url).await)
             .limited(limits)
             .keeping(Arc::new(listing));
         let command = command.limit(self.limits.listing).arg(url.as_str());
@@ -283,7 +297,9 @@ impl Fetcher {
         };
         let mut answered = Some(answered);
         let ran = loop {
-            let command = self.guarded(incoming.command("fetch"), pin.clone());
+            let command = self
+                .guarded(incoming.command("fetch"), pin.clone())
+                .authorized_by(self.signer(url).await);
             let ran = self
                 .run(command, url, oids, (memory, answered.take()))
                 .await;
@@ -435,6 +451,11 @@ impl Fetcher {
     /// that is handed what the first has read.
     async fn listing_memory(&self, memory: u64) -> Result<Holding, FetchError> {
         hold(&self.store.git().pools.listing_memory, memory / 2 * 3).await
+    }
+
+    async fn signer(&self, url: &CloneUrl) -> Option<Signer> {
+        let authorize = self.authorize.as_ref()?;
+        authorize(url.clone()).await
     }
 
     /// Returns the command in the sandbox of every request.
