@@ -196,6 +196,9 @@ pub struct Config {
     pub seed: u64,
     /// True if there is a service key to authenticate with (NIP-42). Default: no.
     pub can_authenticate: bool,
+    /// True if our service is private (GRASP-08): it syncs with other private services, too, if it can authenticate.
+    /// Default: no.
+    pub is_private: bool,
     /// Time for which newly accepted repositories and roots are collected before they are acted on. Counted from the
     /// first, never started over. Default: 5 seconds.
     pub discovery_window: Duration,
@@ -248,6 +251,7 @@ impl Config {
             bootstrap: Vec::new(),
             seed: 0,
             can_authenticate: false,
+            is_private: false,
             discovery_window: Duration::from_secs(5),
             discovery_quiet: Duration::from_millis(50),
             reply_window: Duration::from_secs(15),
@@ -268,5 +272,10 @@ impl Config {
             ),
             persist_after: Duration::from_secs(5),
         }
+    }
+
+    /// Returns whether private services (GRASP-08) are dialled: only another private service is one of their members.
+    pub(crate) fn dials_private(&self) -> bool {
+        self.is_private && self.can_authenticate
     }
 }

@@ -7,12 +7,14 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RelayUrl;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::key::Keys;
 use grasp_core::outbound::Provenance;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
 use super::Limits;
 use super::codec::{self, RelayMessage};
+use super::connection::authentication;
 use super::outbound::{Outbound, Socket};
 use crate::engine::{Fault, Said, SubId, split, split_by_kind};
 use crate::limits::{Ending, Heard, Next, PageRequest, Pager, PagerConfig, Refusal};
@@ -39,6 +41,9 @@ pub struct Client {
     ping_after: Duration,
     /// Messages of other subscriptions that came while a page was read: events, and CLOSED.
     deferred: VecDeque<RelayMessage>,
+    relay: RelayUrl,
+    /// The latest challenge of the relay (NIP-42).
+    challenge: Option<String>,
 }
 
 /// Reads everything that is stored for a filter, page by page.
@@ -130,12 +135,18 @@ impl Client {
             idle,
             ping_after,
             deferred: VecDeque::new(),
+            relay: relay.clone(),
+            challenge: None,
         })
     }
 
     /// Publishes an event; returns whether the relay accepted it, and the text of its answer.
     pub async fn publish(&mut self, event: &Event) -> Result<(bool, String), Unanswered> {
         self.send(codec::event(event)).await?;
+        self.answer_to(event).await
+    }
+
+    async fn answer_to(&mut self, event: &Event) -> Result<(bool, String), Unanswered> {
         loop {
             match self.receive_answer().await? {
                 RelayMessage::Ok {
@@ -148,6 +159,18 @@ impl Client {
                 _ => {}
             }
         }
+    }
+
+    /// Authenticates (NIP-42), as a relay with `auth-required` demands; returns its answer as [`publish`](Self::publish)
+    /// does.
+    pub async fn authenticate(&mut self, keys: &Keys) -> Result<(bool, String), Unanswered> {
+        while self.challenge.is_none() {
+            self.receive_answer().await?;
+        }
+        let challenge = self.challenge.take().unwrap_or_default();
+        let auth = authentication(&self.relay, &challenge, keys).ok_or(Unanswered::Lost)?;
+        self.send(codec::auth(&auth)).await?;
+        self.answer_to(&auth).await
     }
 
     /// Subscribes to a filter; events come by [`receive`](Self::receive).
@@ -243,7 +266,13 @@ impl Client {
     /// Returns the next message, if it is one for us.
     async fn read_frame(&mut self) -> Result<Option<RelayMessage>, Unanswered> {
         match self.socket.next().await {
-            Some(Ok(Message::Text(text))) => Ok(RelayMessage::parse(&text)),
+            Some(Ok(Message::Text(text))) => {
+                let message = RelayMessage::parse(&text);
+                if let Some(RelayMessage::Auth(challenge)) = &message {
+                    self.challenge = Some(challenge.clone());
+                }
+                Ok(message)
+            }
             Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Unanswered::Lost),
             Some(Ok(_)) => Ok(None),
         }

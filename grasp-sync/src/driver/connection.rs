@@ -43,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) intake: Intake,
     pub(crate) inputs: mpsc::Sender<Input>,
+    /// Private services are dialled, too.
+    pub(crate) dials_private: bool,
 }
 
 /// The relay to connect to, and the id of the connection.
@@ -151,11 +153,11 @@ struct Dialled {
 }
 
 /// Reads the NIP-11 document, then opens the websocket; both at the same checked addresses. The websocket of a private
-/// service (GRASP-08) is not opened: it is only for its members.
+/// service (GRASP-08) is not opened, unless this is one too: it is only for its members.
 async fn dial(shared: &Shared, target: &Target) -> Result<Dialled, Fault> {
     let route = shared.outbound.route(&target.relay, target.from).await?;
     let facts = outbound::fetch_facts(&target.relay, &route).await;
-    if facts.is_private {
+    if facts.is_private && !shared.dials_private {
         return Err(Fault::Private);
     }
     let (socket, address) = route.upgrade(&target.relay, &shared.limits).await?;
@@ -372,16 +374,18 @@ impl Connection {
     /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.
     fn authentication(&mut self) -> Option<Event> {
         let (keys, challenge) = (self.shared.keys.as_ref()?, self.challenge.take()?);
-        let tags = [
-            ["relay", self.target.relay.as_str()],
-            ["challenge", &challenge],
-        ];
-        let tags = tags.into_iter().filter_map(|tag| Tag::parse(tag).ok());
-        EventBuilder::new(Kind::Authentication, "")
-            .tags(tags)
-            .finalize(keys)
-            .ok()
+        authentication(&self.target.relay, &challenge, keys)
     }
+}
+
+/// Returns the event that answers a challenge of a relay (NIP-42).
+pub(super) fn authentication(relay: &RelayUrl, challenge: &str, keys: &Keys) -> Option<Event> {
+    let tags = [["relay", relay.as_str()], ["challenge", challenge]];
+    let tags = tags.into_iter().filter_map(|tag| Tag::parse(tag).ok());
+    EventBuilder::new(Kind::Authentication, "")
+        .tags(tags)
+        .finalize(keys)
+        .ok()
 }
 
 /// Sends what is queued, until the relay does not read for too long.

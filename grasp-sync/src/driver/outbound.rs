@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use grasp_core::nostr::key::PublicKey;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_core::{CloneUrl, Host, RelayUrl};
 use http_body_util::{BodyExt, Full, Limited};
@@ -436,6 +437,7 @@ async fn facts_of(get: impl Future<Output = Result<Response<Bytes>, Fault>>) -> 
 struct Document {
     software: serde_json::Value,
     version: serde_json::Value,
+    pubkey: serde_json::Value,
     limitation: serde_json::Value,
     supported_grasps: serde_json::Value,
 }
@@ -454,6 +456,10 @@ impl Document {
             max_message_length: limit("max_message_length"),
             is_grasp: supports("GRASP-01") || supports("GRASP-02"),
             is_private: supports("GRASP-08"),
+            pubkey: self
+                .pubkey
+                .as_str()
+                .and_then(|key| PublicKey::from_hex(key).ok()),
         }
     }
 }
@@ -547,9 +553,14 @@ mod tests {
             max_message_length: Some(65_536),
             is_grasp: true,
             is_private: false,
+            pubkey: None,
         };
         assert_eq!(read, wanted);
         assert!(facts(r#"{"supported_grasps":["GRASP-01","GRASP-08"]}"#).is_private);
+        let key = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+        let of_key = facts(&format!(r#"{{"pubkey":"{key}"}}"#));
+        assert_eq!(of_key.pubkey.map(|key| key.to_hex()).as_deref(), Some(key));
+        assert_eq!(facts(r#"{"pubkey":"npub1x"}"#).pubkey, None);
     }
 
     #[test]

@@ -83,6 +83,7 @@ impl EventLoop {
             limits: settings.limits,
             intake,
             inputs,
+            dials_private: config.dials_private(),
         };
         let mut event_loop = Self {
             engine: SyncEngine::new(clock.now(), config),

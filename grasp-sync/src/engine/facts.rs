@@ -1,6 +1,7 @@
 //! A relay's NIP-11 document, and the limits that follow from it.
 
 use crate::limits::{RETAINED_BYTES, Rate, history_limit};
+use grasp_core::nostr::key::PublicKey;
 use grasp_core::sync::RequestBudget;
 
 use super::Config;
@@ -22,6 +23,8 @@ pub struct RelayFacts {
     pub is_grasp: bool,
     /// True if it is a private service (GRASP-08), which a public one does not sync from.
     pub is_private: bool,
+    /// `pubkey`: at a private service, the key that it authenticates with.
+    pub pubkey: Option<PublicKey>,
 }
 
 /// The limits that hold for one relay.

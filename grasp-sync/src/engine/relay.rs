@@ -93,14 +93,14 @@ impl Link {
             return disconnect(ctx, conn);
         }
         let now = ctx.now;
-        if facts.is_private {
+        if facts.is_private && !ctx.shared.config.dials_private() {
             self.failed(ctx, conn, Fault::Private);
             return disconnect(ctx, conn);
         }
         ctx.history.connected(now.mono, facts, &ctx.shared.config);
         ctx.history.health.seen.last_success_at = Some(now.unix);
         let how = choose_start(ctx);
-        let session = Session::begin(ctx, conn, how);
+        let session = Session::begin(ctx, conn, how, facts.is_private);
         ctx.report_status();
         *self = Self::Up(Box::new(session));
         ctx.schedule_write();

@@ -47,6 +47,8 @@ pub(super) struct Session {
     pub(super) full_sync: Option<FullSync>,
     pub(super) backlog: Backlog,
     pub(super) auth: Auth,
+    /// The relay is a private service, which tells its members alone anything.
+    is_private: bool,
     /// Pages that share a request; lowered when the relay refuses.
     pub(super) pages_per_req: usize,
     /// Concurrent NIP-77 sessions; lowered when the relay refuses.
@@ -61,7 +63,14 @@ pub(super) struct Session {
 
 impl Session {
     /// Starts a connection. Subscribes first and fetches afterwards, so that no event is missed in between.
-    pub(super) fn begin(ctx: &mut Context<'_>, conn: ConnId, how: StartMode) -> Self {
+    ///
+    /// A private service (GRASP-08) is sent nothing before it has let us in.
+    pub(super) fn begin(
+        ctx: &mut Context<'_>,
+        conn: ConnId,
+        how: StartMode,
+        is_private: bool,
+    ) -> Self {
         let count_as = ctx.history.pass.count_as();
         let mut session = Self {
             listening_since: None,
@@ -72,7 +81,11 @@ impl Session {
             live: LiveSet::default(),
             full_sync: None,
             backlog: Backlog::default(),
-            auth: Auth::Unasked { challenged: false },
+            auth: match is_private {
+                true => Auth::Wanted(ctx.mono()),
+                false => Auth::Unasked { challenged: false },
+            },
+            is_private,
             pages_per_req: Places::MAX,
             max_neg_sessions: usize::MAX,
             ignore_drops_until: Mono::ZERO,
@@ -306,6 +319,9 @@ impl Session {
 
     /// Sends everything that may be sent now.
     pub(super) fn pump(&mut self, ctx: &mut Context<'_>) {
+        if self.is_private && self.auth != Auth::Done {
+            return;
+        }
         self.backlog.wake(ctx.mono());
         self.wake_live(ctx);
         if !ctx.history.pace.is_paused(ctx.mono()) {

@@ -1,8 +1,9 @@
 //! The lifecycle of one relay: first connection, quick and late reconnections, the daily pass, retirement.
 
+use grasp_core::Now;
 use grasp_core::admission::SyncPath;
 use grasp_core::sync::{CONFIRMED_RETENTION, ConnectionStatus, SyncLevel};
-use grasp_sync::engine::{Config, Fault, Frame, Input, Output, Report, Said, SyncEngine};
+use grasp_sync::engine::{Config, ConnId, Fault, Frame, Input, Output, Report, Said, SyncEngine};
 
 use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
 use crate::sim::chance::Chance;
@@ -409,7 +410,18 @@ fn our_own_address_is_never_dialled() {
 
 #[test]
 fn a_private_service_is_disconnected_for_a_day() {
-    let mut config = defaults();
+    disconnected_for_a_day(Config {
+        can_authenticate: true,
+        ..defaults()
+    });
+    disconnected_for_a_day(Config {
+        is_private: true,
+        can_authenticate: false,
+        ..defaults()
+    });
+}
+
+fn disconnected_for_a_day(mut config: Config) {
     config.bootstrap = vec![relay(0)];
     let now = Setup::new(defaults(), Script::default(), 0).sim.now;
     let mut engine = SyncEngine::new(now, config);
@@ -446,6 +458,116 @@ fn a_private_service_is_disconnected_for_a_day() {
     });
     assert_eq!(reported, Some((Fault::Private, 24 * HOUR)));
     engine.check_invariants();
+}
+
+/// A private service that has connected to another one.
+struct BetweenPrivate {
+    engine: SyncEngine,
+    now: Now,
+    conn: ConnId,
+}
+
+impl BetweenPrivate {
+    fn connect() -> Self {
+        let mut config = defaults();
+        config.bootstrap = vec![relay(0)];
+        (config.is_private, config.can_authenticate) = (true, true);
+        let now = Setup::new(defaults(), Script::default(), 0).sim.now;
+        let mut engine = SyncEngine::new(now, config);
+        let out = engine.handle(now, Input::Tick);
+        let conn = dialled(&out).expect("an attempt to connect");
+        let mut between = Self { engine, now, conn };
+        between.connected();
+        between
+    }
+
+    fn connected(&mut self) {
+        let facts = grasp_sync::engine::RelayFacts {
+            is_private: true,
+            ..Default::default()
+        };
+        let connected = Input::Connected {
+            relay: relay(0),
+            conn: self.conn,
+            address: None,
+            facts,
+        };
+        let out = self.engine.handle(self.now, connected);
+        assert_eq!(frames(&out), [], "nothing before it has let us in");
+        assert_eq!(self.hear(Said::Challenge), [Frame::Authenticate]);
+    }
+
+    fn lose(&mut self) {
+        let (relay, conn) = (relay(0), self.conn);
+        let lost = Input::Disconnected { relay, conn };
+        let _ = self.engine.handle(self.now, lost);
+    }
+
+    /// Waits until it is dialled again, a second at a time.
+    fn redial(&mut self) {
+        for _ in 0..24 * 3_600 {
+            self.now = self.now.after(secs(1));
+            if let Some(conn) = dialled(&self.engine.handle(self.now, Input::Tick)) {
+                self.conn = conn;
+                return self.connected();
+            }
+        }
+        panic!("never dialled again");
+    }
+
+    fn hear(&mut self, said: Said) -> Vec<Frame> {
+        let (relay, conn) = (relay(0), self.conn);
+        let out = self
+            .engine
+            .handle(self.now, Input::Heard { relay, conn, said });
+        frames(&out)
+    }
+}
+
+fn dialled(out: &[Output]) -> Option<ConnId> {
+    out.iter().find_map(|output| match output {
+        Output::Connect { conn, .. } => Some(*conn),
+        _ => None,
+    })
+}
+
+fn frames(out: &[Output]) -> Vec<Frame> {
+    let frames = out.iter().filter_map(|output| match output {
+        Output::Send { frame, .. } => Some(frame.clone()),
+        _ => None,
+    });
+    frames.collect()
+}
+
+#[test]
+fn a_private_service_syncs_with_another_once_it_is_let_in() {
+    let mut between = BetweenPrivate::connect();
+    let sent = between.hear(Said::Authenticated { accepted: true });
+    assert!(
+        sent.iter()
+            .any(|frame| matches!(frame, Frame::Subscribe { .. })),
+        "{sent:?}"
+    );
+    between.engine.check_invariants();
+}
+
+#[test]
+fn a_private_service_that_refuses_us_is_dialled_after_growing_pauses() {
+    let mut between = BetweenPrivate::connect();
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        let sent = between.hear(Said::Authenticated { accepted: false });
+        assert_eq!(sent, [], "nothing to a service that did not let us in");
+        let refused_at = between.now;
+        between.lose();
+        between.redial();
+        pauses.push(between.now.mono - refused_at.mono);
+    }
+    assert!(
+        pauses[0] <= secs(10) && pauses[7] > MINUTE * 5,
+        "{pauses:?}"
+    );
+    between.engine.check_invariants();
 }
 
 #[test]

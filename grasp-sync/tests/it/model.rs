@@ -350,6 +350,7 @@ impl Model {
             is_grasp: facts % 4 < 2,
             is_private: facts == 255,
             version: None,
+            pubkey: None,
         };
         self.conns.push((relay.clone(), conn));
         self.handle(Input::Connected {
