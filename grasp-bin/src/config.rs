@@ -99,6 +99,15 @@ impl Config {
         self.admin_socket.clone().unwrap_or_else(beside)
     }
 
+    /// Returns the settings with the public address.
+    fn public_settings(&self) -> Settings {
+        let settings = self.settings.clone();
+        match &self.domain {
+            Some(domain) => settings.reached_at(domain.clone()),
+            None => settings,
+        }
+    }
+
     /// Returns a setting that contradicts another one or a limit, and why.
     fn contradiction(&self) -> Option<(&'static str, &'static str)> {
         let relay = &self.settings.relay;
@@ -158,6 +167,7 @@ impl Config {
             .into_iter()
             .find(|(holds, ..)| !holds)
             .map(|(_, key, reason)| (key, reason))
+            .or_else(|| self.settings.private.contradiction(&self.public_settings()))
     }
 }
 

@@ -73,7 +73,10 @@ pub(crate) async fn serve_status(listener: TcpListener, routes: Router) {
 async fn health(State(overview): State<Overview>) -> Response {
     let mut text = String::new();
     let damaged = overview.damaged();
-    if !damaged.is_empty() {
+    if overview.is_private() && !damaged.is_empty() {
+        // Everybody may ask this, and names of repositories are for members.
+        text.push_str("degraded: git objects are missing on disk\n");
+    } else if !damaged.is_empty() {
         text.push_str(&degraded(&damaged));
     }
     if let Some(trouble) = overview.certificate_trouble() {

@@ -23,6 +23,7 @@ mod once;
 mod operations;
 mod overview;
 mod own_relay;
+mod private;
 mod push;
 mod serve;
 mod server;
@@ -42,6 +43,7 @@ use crate::cli::{Cli, Command, ConfigCommand, PushArgs, RunningServer, SidecarAr
 use crate::config::{Flags, Loaded};
 use crate::operations::check::CheckRequest;
 pub use crate::own_relay::OwnRelay;
+pub use crate::private::PrivateSettings;
 use crate::push::{Push, Work};
 pub use crate::server::tls::{Contact, TlsMode, TlsSettings};
 pub use crate::server::{Server, open_store};

@@ -69,7 +69,7 @@ impl Overview {
         let subject = Subject::Server(Box::new(parts));
         Self::new(
             settings,
-            settings.info().name,
+            settings.public_info().name,
             clock,
             metrics.clone(),
             subject,
@@ -207,6 +207,12 @@ impl Overview {
     pub(crate) fn fails_when_degraded(&self) -> bool {
         self.server()
             .is_ok_and(|parts| parts.base.settings.fail_health_when_degraded)
+    }
+
+    /// Returns whether only members use the server.
+    pub(crate) fn is_private(&self) -> bool {
+        self.server()
+            .is_ok_and(|parts| parts.base.settings.private.enabled)
     }
 
     /// Returns the status.

@@ -21,7 +21,7 @@ use grasp_relay::in_step::InStep;
 use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
-use grasp_relay::nostr::{Hub, RelayInfo};
+use grasp_relay::nostr::Hub;
 use grasp_relay::purgatory::ServedEvents;
 use grasp_relay::role::{Role, RoleWatch, Writer};
 use grasp_relay::server::{Config, Listeners, NodeKey, Parts, serve};
@@ -41,6 +41,7 @@ use crate::http;
 use crate::metrics::{self, SyncObserver};
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
+use crate::private::{PrivateService, authorize};
 use crate::settings::{Settings, Sync};
 
 /// File of the database in the data directory.
@@ -158,6 +159,8 @@ pub(crate) struct Base {
     /// The comparison of refs with other servers, unless there are no pages that show it.
     pub(crate) in_step: Option<InStep>,
     pub(crate) database: Arc<dyn Database>,
+    /// The members, if the service is private.
+    private: Option<PrivateService>,
     packs: Option<PackCache>,
     keys: Keys,
     config: Config,
@@ -174,7 +177,8 @@ impl Base {
         let packs = open_packs(settings)?;
         let repos = open_repos(settings, store.clone(), packs.clone()).await?;
         let contributors = open_contributors(settings, &repos, packs.clone()).await?;
-        let policy = settings.policy.clone();
+        let mut policy = settings.policy.clone();
+        policy.members_only = settings.private.enabled;
         let database: Arc<dyn Database> = store.clone();
         let host = GitHost {
             repos,
@@ -183,17 +187,21 @@ impl Base {
             policy,
             clock,
         };
+        let private = PrivateService::start(settings, &host)?;
+        let mut config = relay_config(settings, &keys, node_key);
+        config.private = private.as_ref().map(|service| service.private.clone());
         Ok(Self {
             settings: Arc::new(settings.clone()),
             listing: listing(&host),
             certificates: None,
-            in_step: start_in_step(settings, &host)?,
+            in_step: start_in_step(settings, &host, &keys)?,
+            private,
             host,
             hub,
             metrics: Metrics::default(),
             database,
             packs,
-            config: relay_config(settings, &keys, node_key),
+            config,
             keys,
         })
     }
@@ -313,14 +321,17 @@ impl OwnWriter {
             policy,
             clock,
         } = host.clone();
+        let private = self.base.private.as_ref();
+        let members = private.map(|service| service.private.members.clone());
         let parts = PurgatoryParts {
-            hunt: Some(hunt_parts(settings, &repos, metrics.clone())?),
+            hunt: Some(hunt_parts(settings, &repos, keys, metrics.clone())?),
             contributors,
             repos,
             relay: Arc::new(ServedEvents {
                 store: Arc::clone(&store),
                 hub: hub.clone(),
                 clock: clock.clone(),
+                members: members.clone(),
             }),
             policy: policy.clone(),
             quotas: settings.quotas(),
@@ -335,6 +346,7 @@ impl OwnWriter {
             budgets: Budgets::default(),
             clock: clock.clone(),
             metrics: metrics.clone(),
+            members,
         };
         let ingest: Arc<dyn Ingest> = Arc::new(ingest);
         let mut sweeper = JoinSet::new();
@@ -363,12 +375,11 @@ impl OwnWriter {
 }
 
 /// Starts the comparison of refs with other servers, if pages show it.
-fn start_in_step(settings: &Settings, host: &GitHost) -> Result<Option<InStep>> {
+fn start_in_step(settings: &Settings, host: &GitHost, keys: &Keys) -> Result<Option<InStep>> {
     if settings.pages.show != Show::Full {
         return Ok(None);
     }
-    let fetcher = Fetcher::new(host.repos.clone(), settings.outbound, settings.fetch)
-        .trusting(files::roots_for_git(settings)?);
+    let fetcher = fetcher(settings, &host.repos, keys)?;
     Ok(Some(InStep::start(host.clone(), fetcher, settings.in_step)))
 }
 
@@ -385,10 +396,26 @@ fn listing(host: &GitHost) -> Listing {
     })
 }
 
+/// Returns what fetches from other git servers. A private service is a member of other private ones.
+fn fetcher(settings: &Settings, repos: &RepoStore, keys: &Keys) -> Result<Fetcher> {
+    let roots = files::roots_for_relays(settings)?;
+    let authorize = settings
+        .private
+        .enabled
+        .then(|| authorize(keys.clone(), settings.outbound, roots));
+    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch);
+    let fetcher = fetcher.trusting(files::roots_for_git(settings)?);
+    Ok(fetcher.authorizing(authorize))
+}
+
 /// Returns the parts of the hunt for git data.
-fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Result<HuntParts> {
-    let fetcher = Fetcher::new(repos.clone(), settings.outbound, settings.fetch)
-        .trusting(files::roots_for_git(settings)?);
+fn hunt_parts(
+    settings: &Settings,
+    repos: &RepoStore,
+    keys: &Keys,
+    metrics: Metrics,
+) -> Result<HuntParts> {
+    let fetcher = fetcher(settings, repos, keys)?;
     let observer = Arc::new(move |report: &_| metrics::record_hunt(&metrics, report));
     // As many requests as processes, so that no request waits for a process after its start.
     let config = HuntConfig {
@@ -416,18 +443,15 @@ fn hunt_parts(settings: &Settings, repos: &RepoStore, metrics: Metrics) -> Resul
 }
 
 fn relay_config(settings: &Settings, keys: &Keys, node_key: Option<NodeKey>) -> Config {
-    let info = RelayInfo {
-        service_key: Some(keys.public_key()),
-        ..settings.info()
-    };
     Config {
         service: settings.policy.service.clone(),
         secure: settings.git.secure,
-        info,
+        info: settings.info(keys.public_key()),
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
         node_key,
         pages: settings.pages.clone(),
+        private: None,
     }
 }
 
@@ -488,6 +512,7 @@ pub(crate) async fn start_sync(
         return Ok(None);
     };
     engine.follow_unlisted |= follow_unlisted;
+    engine.is_private = settings.private.enabled;
     let file = settings.data_dir.join(RELAY_RECORDS);
     let mut sync = grasp_sync::Settings::new(engine.own.clone())
         .with_keys(keys)

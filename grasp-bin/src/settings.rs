@@ -19,8 +19,10 @@ use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;
 use grasp_relay::web::PageSettings;
 use grasp_sync::{driver, engine};
+use nostr::key::PublicKey;
 use url::Url;
 
+use crate::private::PrivateSettings;
 use crate::server::tls::TlsSettings;
 
 /// The settings of a [`Server`](crate::Server).
@@ -87,6 +89,8 @@ pub struct Settings {
     pub metrics: bool,
     /// TLS by the server itself.
     pub tls: TlsSettings,
+    /// Whether only members use the server (GRASP-08), and who they are.
+    pub private: PrivateSettings,
     /// Answers `/health` with 503 while it is degraded: git objects are missing on disk, or the TLS certificate is missing
     /// or about to expire.
     pub fail_health_when_degraded: bool,
@@ -207,6 +211,7 @@ impl Settings {
             repositories: None,
             metrics: true,
             tls: TlsSettings::default(),
+            private: PrivateSettings::default(),
             fail_health_when_degraded: false,
         }
     }
@@ -278,6 +283,7 @@ impl Settings {
             ("GRASP-02", self.sync.enabled),
             ("GRASP-05", is_archive(&self.policy.archive)),
             ("GRASP-06", self.policy.contributor_proposals),
+            ("GRASP-08", self.private.enabled),
         ];
         parts
             .into_iter()
@@ -287,7 +293,23 @@ impl Settings {
     }
 
     /// Returns the content of the NIP-11 document.
-    pub(crate) fn info(&self) -> RelayInfo {
+    pub(crate) fn info(&self, service_key: PublicKey) -> RelayInfo {
+        let mut info = self.public_info();
+        info.service_key = Some(service_key);
+        if self.private.enabled {
+            // Other private services take this key for the one that we authenticate with.
+            info.pubkey = Some(service_key);
+            info.auth_required = true;
+            info.supported_nips.push(98);
+            if info.repo_acceptance_criteria == RelayInfo::default().repo_acceptance_criteria {
+                info.repo_acceptance_criteria = MEMBERS_ONLY.to_owned();
+            }
+        }
+        info
+    }
+
+    /// Returns what it contains if the service is public.
+    pub(crate) fn public_info(&self) -> RelayInfo {
         let archive_curation =
             is_archive(&self.policy.archive).then(|| ARCHIVE_CURATION.to_owned());
         let mut supported_nips = self.info.supported_nips.clone();
@@ -327,6 +349,9 @@ fn usable_bytes(directory: &Path) -> u64 {
 
 /// NIPs by which authors have their events deleted.
 const DELETION_NIPS: [u16; 2] = [9, 62];
+
+/// The rule by which a private service accepts repositories, unless the operator sets one.
+const MEMBERS_ONLY: &str = "Only members announce repositories.";
 
 /// The curation text of an archive (GRASP-05), unless the operator sets one.
 const ARCHIVE_CURATION: &str =

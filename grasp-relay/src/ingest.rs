@@ -36,6 +36,7 @@ pub(crate) use self::limits::SharedMeter;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::nostr::Hub;
+use crate::private::Members;
 use crate::store::{EventStore, Present, SaveReport, StoreError};
 
 /// Events that are verified by one thread at once: some milliseconds of work.
@@ -114,6 +115,8 @@ pub struct Pipeline {
     pub clock: Clock,
     /// Counts events by source and outcome.
     pub metrics: Metrics,
+    /// The members, if the service is private (GRASP-08).
+    pub members: Option<Members>,
 }
 
 impl Ingest for Pipeline {
@@ -260,6 +263,9 @@ impl Pipeline {
         drop(slot);
         for pending in &mut *round {
             let event = pending.event.as_ref();
+            let author = &event.pubkey;
+            let members = self.members.as_ref();
+            pending.facts.is_member = members.is_some_and(|members| members.contains(author));
             pending.verdict = judge(&self.policy, now, origin, event, &pending.facts);
             self.check_limits(pending, origin).await?;
         }

@@ -20,6 +20,7 @@ use nostr::nips::nip01::Coordinate;
 use crate::clock::Clock;
 use crate::ingest::{GitBackend, GitFacts};
 use crate::nostr::Hub;
+use crate::private::Members;
 use crate::store::{self, EventStore, REPOSITORY_KINDS, StoreError, failure};
 
 /// The served events of this relay, for the driver of purgatory.
@@ -30,6 +31,17 @@ pub struct ServedEvents {
     pub hub: Hub,
     /// The clock of the server.
     pub clock: Clock,
+    /// The members, if the service is private (GRASP-08).
+    pub members: Option<Members>,
+}
+
+impl ServedEvents {
+    /// Returns whether an event may not be released because its author is no member any more.
+    fn is_of_stranger(&self, event: &Event) -> bool {
+        let members = self.members.as_ref();
+        event.kind == kinds::ANNOUNCEMENT
+            && members.is_some_and(|members| !members.contains(&event.pubkey))
+    }
 }
 
 impl LocalRelay for ServedEvents {
@@ -91,7 +103,7 @@ impl LocalRelay for ServedEvents {
             let refused = events
                 .iter()
                 .zip(refusals)
-                .filter(|(_, refusal)| refusal.is_some());
+                .filter(|(event, refusal)| refusal.is_some() || self.is_of_stranger(event));
             Ok(refused.map(|(event, _)| event.id).collect())
         })
     }

@@ -3,6 +3,7 @@
 //! The relay, its NIP-11 document and its landing page share one address. Other routes come in as a router of their
 //! own ([`Parts::extra`]) and get the same CORS headers, timeouts and shutdown.
 
+mod gate;
 #[cfg(feature = "tls")]
 mod http2;
 mod limiter;
@@ -51,9 +52,10 @@ use self::listeners::{AcceptedConnection, Entrance};
 use self::stream::WriteTimeoutStream;
 pub(crate) use self::stream::{MAX_UNFINISHED_BYTES, UnfinishedMessage};
 use crate::clock::Clock;
-use crate::ingest::Ingest;
+use crate::ingest::{Ingest, SharedMeter};
 use crate::nostr::connection::{self, ConnectionContext};
 use crate::nostr::{Hub, Limits, RelayInfo};
+use crate::private::Private;
 use crate::store::EventStore;
 use crate::web::{self, EncodedPage, Listing, PageSettings, RepositoryList, Search, Show};
 
@@ -104,6 +106,8 @@ pub struct Config {
     pub node_key: Option<NodeKey>,
     /// Settings of pages.
     pub pages: PageSettings,
+    /// The members, if only they may use the service (GRASP-08).
+    pub private: Option<Private>,
 }
 
 /// The key by which the nodes of one server authenticate each other. It is never shown.
@@ -203,6 +207,7 @@ pub async fn serve(
         websocket_slots: semaphore(connections),
         stage: watch::Sender::new(Stage::Running),
         landing: Mutex::default(),
+        verifications: gate::verifications(),
     });
     let service = &parts.config.service;
     let routers = Routers {
@@ -236,6 +241,8 @@ struct Server {
     websocket_slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
     landing: Mutex<Option<Landing>>,
+    /// Authorizations of members that were verified, by client network.
+    verifications: SharedMeter,
 }
 
 /// What `/` says to browsers where there are no pages.
@@ -372,6 +379,9 @@ impl Server {
     async fn page(&self, headers: &HeaderMap, query: &str) -> Response {
         if self.context.config.pages.show == Show::Off {
             return OFF.into_response();
+        }
+        if self.context.config.private.is_some() {
+            return web::private_landing(&self.context.config).into_response();
         }
         let rows = self.listing.rows().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the event store failed to list repositories; the landing page shows none");
@@ -531,6 +541,7 @@ async fn serve_tls<S>(
 fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
     let extra = extra.merge(web::assets(&format!("{mount}/")));
     let extra = extra.layer(axum::middleware::from_fn(refuse_websocket));
+    let gate = axum::middleware::from_fn_with_state(server.clone(), gate::admit);
     let at_root = get(at_root).with_state(server);
     let routes = match mount {
         "" => Router::new().route("/", at_root).merge(extra),
@@ -539,7 +550,9 @@ fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
             .route(&format!("{mount}/"), at_root)
             .merge(Router::new().nest(mount, extra)),
     };
-    routes.layer(axum::middleware::from_fn(add_cors_headers))
+    routes
+        .layer(gate)
+        .layer(axum::middleware::from_fn(add_cors_headers))
 }
 
 /// Answers with a websocket, the NIP-11 document or the landing page, by the headers of the request.

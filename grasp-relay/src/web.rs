@@ -114,6 +114,23 @@ pub(crate) fn landing(
     )
 }
 
+/// Returns the landing page of a private service, which names no repository.
+pub(crate) fn private_landing(config: &Config) -> Page {
+    let RelayInfo {
+        name, description, ..
+    } = &config.info;
+    let s = if config.secure { "s" } else { "" };
+    let content = html! {
+        h1 { (name) }
+        p { (description) }
+        p { "This is a private GRASP server: only its members read and write here." }
+        h2 { "For members" }
+        p { "In a working copy, with the " code { "grasp" } " command and your key:" }
+        pre { "grasp push --server http" (s) "://" (config.service) }
+    };
+    Page::new(name, root(&config.service), content).without_index()
+}
+
 fn search_form(root: &str, search: Option<&Search>) -> Markup {
     let text = search.map(|search| search.text.as_str());
     html! {
@@ -481,6 +498,7 @@ mod tests {
             trusted_proxies: Vec::new(),
             node_key: None,
             pages: PageSettings::default(),
+            private: None,
         };
         landing(
             &config,

@@ -1,5 +1,7 @@
 //! Authors of events.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use grasp_core::{RepoId, ServiceIdentity};
 use nostr::event::{Event, EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::{Keys, PublicKey};
@@ -96,6 +98,19 @@ impl Author {
         let relay = format!("ws://{on}");
         let own: [&[&str]; 3] = [&["d", name], &["clone", &clone], &["relays", &relay]];
         self.sign(30617, "", &[&own, more].concat())
+    }
+
+    /// Returns the value of an `Authorization` header for git at a URL (NIP-98), signed now.
+    pub fn authorization(&self, url: &str) -> String {
+        self.authorization_at(url, Timestamp::now().as_secs())
+    }
+
+    /// Returns such a value that was signed at this second.
+    pub fn authorization_at(&self, url: &str, at: u64) -> String {
+        let event = self
+            .at(at)
+            .sign(27_235, "", &[&["u", url], &["method", "GET"]]);
+        format!("Nostr {}", STANDARD.encode(event.as_json()))
     }
 
     fn clone_url(&self, name: &str, on: &ServiceIdentity) -> String {

@@ -84,6 +84,14 @@ settings! {
         "Key of the operator: shown in NIP-11, and its events are accepted";
     "contributor_proposals" = one switch() => settings.policy.contributor_proposals, common
         "Lets contributors push pull requests to `/prs/` (GRASP-06)";
+    "private" = one switch() => settings.private.enabled, common
+        "Makes the service private (GRASP-08): only members read and write, over the relay, git and pages";
+    "members" = list key() => settings.private.members, common
+        "Members of a private service";
+    "members_file" = optional path("PATH") => settings.private.members_file
+        "File with further members, a key in each line. A change is in force within five seconds, and a removed member is disconnected";
+    "public_origin" = optional text("URL") => settings.private.origin
+        "Scheme, host and port by which members reach git, as `https://git.example`. Default: the domain with `https`, on loopback with `http`";
     "metrics" = one switch() => settings.metrics, common
         "Serves `/metrics`";
     "fail_health_when_degraded" = one switch() => settings.fail_health_when_degraded

@@ -69,6 +69,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
     let service: grasp_core::ServiceIdentity = address.to_string().parse().expect("an address");
     let clock = Clock::system();
     let pipeline = Pipeline {
+        members: None,
         store: store.clone(),
         git: Arc::new(RelayOnly),
         hub: hub.clone(),
@@ -94,6 +95,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         trusted_proxies: vec![],
         node_key: None,
         pages: Default::default(),
+        private: None,
     };
     let (ingest, extra) = (Arc::new(pipeline), axum::Router::new());
     Parts {

@@ -134,6 +134,7 @@ fn outcome_label(outcome: &Outcome) -> &'static str {
 fn reason_label(rejection: &Rejection) -> &'static str {
     match rejection {
         Rejection::Forged => "forged",
+        Rejection::NotMember => "not_member",
         Rejection::Malformed(_) => "malformed",
         Rejection::Expired => "expired",
         Rejection::TooFarAhead => "too_far_ahead",

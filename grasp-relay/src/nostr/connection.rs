@@ -31,6 +31,7 @@ use super::negentropy::NegentropyPool;
 use super::session::{CloseReason, Input, Output, Session, Token};
 use crate::clock::Clock;
 use crate::ingest::{Answer, Ingest, SharedMeter};
+use crate::private::MemberChanges;
 use crate::server::{Config, MAX_UNFINISHED_BYTES, Parts, Stage, UnfinishedMessage, shared_pool};
 use crate::store::{EventStore, StoredEvent};
 
@@ -113,6 +114,7 @@ pub(crate) async fn run(
         socket,
         listener: context.hub.listen(context.config.limits.live_queue()),
         stage,
+        members: MemberChanges::of(context.config.private.as_ref()),
         subscriptions: BTreeMap::new(),
         settling: VecDeque::new(),
         jobs: SelectAll::new(),
@@ -140,6 +142,7 @@ struct Connection {
     socket: WebSocket,
     listener: Listener,
     stage: watch::Receiver<Stage>,
+    members: MemberChanges,
     subscriptions: BTreeMap<Token, Subscription>,
     /// Subscriptions that forget their history at a time, in this order.
     settling: VecDeque<(Mono, Token)>,
@@ -210,9 +213,11 @@ impl Stop {
 
 impl Connection {
     async fn serve(&mut self) -> Result<Infallible, Stop> {
+        self.handle(self.now(), Input::Opened).await?;
         loop {
-            let timeout = self.context.config.limits.write_timeout;
-            within(self.socket.flush(), timeout, &mut self.stage).await?;
+            let (now, timeout) = (self.now(), self.context.config.limits.write_timeout);
+            let flushed = within(self.socket.flush(), timeout, &mut self.stage);
+            while_member(flushed, &mut self.members, &mut self.session, now).await?;
             self.step().await?;
             self.intake.start(|| self.session.authenticated());
         }
@@ -228,6 +233,7 @@ impl Connection {
         let until_deadline = deadline - self.now().mono;
         let has_room = self.intake.has_room();
         tokio::select! {
+            members = self.members.next() => self.handle(self.now(), Input::Members(members)).await,
             frame = self.socket.recv(), if has_room => self.on_frame(self.now(), frame).await,
             message = self.listener.next() => self.on_hub_messages(self.now(), message).await,
             Some(progress) = self.jobs.next() => self.on_progress(self.now(), progress).await,
@@ -428,7 +434,7 @@ impl Connection {
                 judged = self.intake.judged() => judged,
                 () = Stage::Killed.reached(&mut self.stage) => return,
             };
-            if matches!(stop, Stop::Close(_)) {
+            if matches!(stop, Stop::Close(reason) if reason != CloseReason::REMOVED) {
                 let _ = self.on_judged(now, judged).await;
             }
         }
@@ -452,6 +458,7 @@ impl Connection {
 
     /// Passes an input to the session and performs its outputs.
     async fn handle(&mut self, now: Now, input: Input) -> Result<(), Stop> {
+        self.check_membership(now)?;
         let mut outputs = VecDeque::from(self.session.handle(now, input));
         while let Some(output) = outputs.pop_front() {
             if let Some(input) = self.perform(now, output).await? {
@@ -614,8 +621,43 @@ impl Connection {
     }
 
     async fn send(&mut self, message: impl Into<Message>) -> Result<(), Stop> {
-        let timeout = self.context.config.limits.write_timeout;
-        within(self.socket.feed(message.into()), timeout, &mut self.stage).await
+        let (now, timeout) = (self.now(), self.context.config.limits.write_timeout);
+        self.check_membership(now)?;
+        let written = within(self.socket.feed(message.into()), timeout, &mut self.stage);
+        while_member(written, &mut self.members, &mut self.session, now).await
+    }
+
+    /// Ends the connection if its member was removed since the last frame.
+    fn check_membership(&mut self, now: Now) -> Result<(), Stop> {
+        match self.members.latest() {
+            Some(members) => stop_of(&self.session.handle(now, Input::Members(members))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the end of the connection, if a change of the members leads to it.
+fn stop_of(outputs: &[Output]) -> Result<(), Stop> {
+    match outputs {
+        [Output::Close(reason)] => Err(Stop::Close(*reason)),
+        _ => Ok(()),
+    }
+}
+
+/// Waits for a write, at most until the member is removed: a client that does not read is disconnected, too.
+async fn while_member(
+    write: impl Future<Output = Result<(), Stop>>,
+    members: &mut MemberChanges,
+    session: &mut Session,
+    now: Now,
+) -> Result<(), Stop> {
+    tokio::pin!(write);
+    loop {
+        tokio::select! {
+            biased;
+            members = members.next() => stop_of(&session.handle(now, Input::Members(members)))?,
+            written = &mut write => return written,
+        }
     }
 }
 

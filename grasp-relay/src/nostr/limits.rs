@@ -219,6 +219,9 @@ pub struct RelayInfo {
     /// The time by which an event may be ahead of the clock.
     #[serde(skip)]
     pub created_at_ahead: Duration,
+    /// Whether only those may read that authenticate (NIP-42).
+    #[serde(skip)]
+    pub auth_required: bool,
 }
 
 impl Default for RelayInfo {
@@ -237,6 +240,7 @@ impl Default for RelayInfo {
             repo_acceptance_criteria: "None".into(),
             curation: None,
             created_at_ahead: Duration::from_secs(900),
+            auth_required: false,
         }
     }
 }
@@ -257,7 +261,7 @@ impl RelayInfo {
             "max_subid_length": MAX_SUB_ID_CHARS,
             "max_limit": limits.max_limit,
             "default_limit": limits.default_limit.min(limits.max_limit),
-            "auth_required": false,
+            "auth_required": self.auth_required,
             "payment_required": false,
             // Only events that belong to an accepted repository are accepted.
             "restricted_writes": true,

@@ -3,25 +3,26 @@
 //! A state machine without IO or clock: [`Session::handle`] takes an input and returns outputs. Events do not pass
 //! through it. Every REQ, COUNT and NEG-OPEN gets a fresh [`Token`], so that a late reply for a closed or replaced one is
 //! ignored.
+//!
+//! At a private service (GRASP-08) a client has to prove first that it is a member; until then every request gets the same
+//! refusal, in the form of its type.
 
-use std::collections::BTreeMap;
+mod authentication;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
-use grasp_core::{Mono, Now, ServiceIdentity};
-use nostr::event::{Event, EventId, Kind};
+use grasp_core::{Mono, Now};
+use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
-use nostr::types::Timestamp;
 
+use self::authentication::Authentication;
 use super::codec::{QueryFilters, Reply, Request, SubId};
 use super::limits::{Allowance, Limits};
 use super::negentropy::{self, Snapshot};
 use crate::ingest::Answer;
 use crate::server::Config;
-
-/// The difference that the clock of a client may have.
-const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(600);
 
 /// The key of one REQ, COUNT or NEG-OPEN, never used twice on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +31,10 @@ pub(crate) struct Token(pub(crate) u64);
 /// An input of the session.
 #[derive(Debug)]
 pub(crate) enum Input {
+    /// The connection is open.
+    Opened,
+    /// The members of a private service, which have changed.
+    Members(Arc<BTreeSet<PublicKey>>),
     /// A message, or the reply to one that cannot be read.
     Message(Result<Request, Reply>),
     /// A ping or pong.
@@ -73,6 +78,10 @@ impl CloseReason {
     const IDLE: Self = Self(1001, "closed: idle for too long");
     const TOO_MANY_MESSAGES: Self = Self(1008, "rate-limited: too many messages");
     const TOO_MANY_AUTHS: Self = Self(1008, "rate-limited: too many failed AUTHs");
+    const NO_AUTH: Self = Self(1008, "auth-required: no member authenticated in time");
+    const NOT_A_MEMBER: Self = Self(1008, "restricted: not a member");
+    /// Sent to a client whose membership ended. Nothing else is sent any more.
+    pub(crate) const REMOVED: Self = Self(1008, "restricted: no longer a member");
 }
 
 #[derive(Debug)]
@@ -113,12 +122,7 @@ impl Session {
     pub(crate) fn new(now: Now, config: Arc<Config>, challenge: String) -> Self {
         let limits = &config.limits;
         Self {
-            auth: Authentication {
-                challenge,
-                was_sent: false,
-                keys: Vec::new(),
-                failures: 0,
-            },
+            auth: Authentication::new(now.mono, challenge, config.private.as_ref()),
             subscriptions: BTreeMap::new(),
             neg_sessions: BTreeMap::new(),
             messages: Allowance::new(limits.messages_per_minute),
@@ -136,6 +140,9 @@ impl Session {
     #[must_use]
     pub(crate) fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
         match input {
+            Input::Opened if self.auth.is_locked() => self.auth.challenge().into_iter().collect(),
+            Input::Opened => Vec::new(),
+            Input::Members(members) => self.auth.members_changed(members).into_iter().collect(),
             Input::Message(request) => self.on_message(now, request),
             Input::Activity => {
                 self.note_activity(now);
@@ -178,12 +185,14 @@ impl Session {
             .values()
             .filter_map(|open| open.idle_since)
             .min();
-        idle.map_or(quiet, |since| quiet.min(since + limits.neg_idle))
+        let quiet = idle.map_or(quiet, |since| quiet.min(since + limits.neg_idle));
+        let locked_until = self.auth.locked_until();
+        locked_until.map_or(quiet, |until| quiet.min(until))
     }
 
     /// Returns the keys that the client authenticated as.
     pub(crate) fn authenticated(&self) -> Vec<PublicKey> {
-        self.auth.keys.clone()
+        self.auth.keys().to_vec()
     }
 
     /// Returns the set of a negentropy session.
@@ -209,8 +218,12 @@ impl Session {
         }
         let request = match request {
             Ok(request) => request,
+            Err(reply) if self.auth.is_locked() => return self.demand_auth(reply),
             Err(reply) => return self.answer(now, reply),
         };
+        if self.auth.is_locked() && !matches!(request, Request::Auth(_)) {
+            return self.demand_auth(form_of_refusal(&request));
+        }
         match &request {
             _ if !is_paid => self.refuse(now, request, "rate-limited: too many messages"),
             Request::Event(_) if !self.events.take(now.mono) => {
@@ -223,6 +236,20 @@ impl Session {
             }
             _ => self.perform(now, request),
         }
+    }
+
+    /// Refuses whatever a client sends that has not proven to be a member, in the form of this reply.
+    fn demand_auth(&mut self, form: Reply) -> Vec<Output> {
+        let reason = AUTH_REQUIRED;
+        let refusal = match form {
+            Reply::Ok { id, .. } => Reply::refused(id, reason),
+            Reply::Closed(id, _) => Reply::closed(&id, reason),
+            Reply::NegErr(id, ..) => Reply::neg_err(&id, reason),
+            _ => Reply::notice(reason),
+        };
+        let mut outputs: Vec<_> = self.auth.challenge().into_iter().collect();
+        outputs.push(Output::Send(refusal));
+        outputs
     }
 
     fn perform(&mut self, now: Now, request: Request) -> Vec<Output> {
@@ -381,6 +408,13 @@ impl Session {
     }
 
     fn on_tick(&mut self, now: Now) -> Vec<Output> {
+        if self
+            .auth
+            .locked_until()
+            .is_some_and(|until| now.mono >= until)
+        {
+            return vec![Output::Close(CloseReason::NO_AUTH)];
+        }
         let (limits, quiet) = (&self.config.limits, now.mono - self.active_at);
         if quiet >= limits.idle_timeout {
             return vec![Output::Close(CloseReason::IDLE)];
@@ -408,73 +442,23 @@ impl Session {
     }
 }
 
-/// The authentication of the client (NIP-42).
-#[derive(Debug)]
-struct Authentication {
-    challenge: String,
-    was_sent: bool,
-    keys: Vec<PublicKey>,
-    failures: u32,
-}
+/// The refusal of everything but AUTH by a private service, before a member has authenticated.
+const AUTH_REQUIRED: &str =
+    "auth-required: this is a private service, authenticate as a member first";
 
-impl Authentication {
-    /// Returns the challenge, the first time it is needed.
-    fn challenge(&mut self) -> Option<Output> {
-        let first = !std::mem::replace(&mut self.was_sent, true);
-        first.then(|| Output::Send(Reply::Auth(self.challenge.clone())))
-    }
-
-    /// Checks one AUTH. A connection may authenticate as several keys.
-    fn attempt(&mut self, now: Timestamp, event: &Event, config: &Config) -> Vec<Output> {
-        let (id, limits) = (event.id, &config.limits);
-        let refuse = |reason| Output::Send(Reply::refused(id, reason));
-        match prove(event, &self.challenge, &config.service, now) {
-            Ok(key) if !self.keys.contains(&key) && self.keys.len() >= limits.auth_keys => {
-                vec![refuse("rate-limited: too many keys on one connection")]
-            }
-            Ok(key) => {
-                if !self.keys.contains(&key) {
-                    self.keys.push(key);
-                }
-                vec![Output::Send(Reply::Ok {
-                    id,
-                    accepted: true,
-                    message: "".into(),
-                })]
-            }
-            Err(reason) => {
-                self.failures = self.failures.saturating_add(1);
-                let close = self.failures >= limits.auth_failures;
-                let close = close.then_some(Output::Close(CloseReason::TOO_MANY_AUTHS));
-                [refuse(reason)].into_iter().chain(close).collect()
-            }
+/// Returns a refusal in the form of a request's type; a NOTICE for types without an answer of their own.
+fn form_of_refusal(request: &Request) -> Reply {
+    match request {
+        Request::Event(event) | Request::Auth(event) => Reply::refused(event.id, AUTH_REQUIRED),
+        Request::Req(id, _) | Request::Count(id, _) => Reply::closed(id, AUTH_REQUIRED),
+        Request::NegOpen(id, ..) => Reply::neg_err(id, AUTH_REQUIRED),
+        Request::Close(_) | Request::NegMsg(..) | Request::NegClose(_) => {
+            Reply::notice(AUTH_REQUIRED)
         }
     }
 }
 
-/// Returns the key that an event authenticates, or the reason for which it does not.
-fn prove(
-    event: &Event,
-    challenge: &str,
-    service: &ServiceIdentity,
-    now: Timestamp,
-) -> Result<PublicKey, &'static str> {
-    let tag = |name| event.tags.iter().find(|tag| tag.kind() == name)?.content();
-    let difference = event.created_at.as_secs().abs_diff(now.as_secs());
-    if event.kind != Kind::Authentication {
-        Err("invalid: AUTH needs an event of kind 22242")
-    } else if tag("challenge") != Some(challenge) {
-        Err("invalid: the challenge is not that of this connection")
-    } else if !tag("relay").is_some_and(|url| service.is_own_url(url)) {
-        Err("invalid: the relay tag does not name this relay")
-    } else if difference > MAX_CLOCK_DIFFERENCE.as_secs() {
-        Err("invalid: created_at is too far from now")
-    } else if event.verify().is_err() {
-        Err("invalid: bad id or signature")
-    } else {
-        Ok(event.pubkey)
-    }
-}
-
+#[cfg(test)]
+mod private_tests;
 #[cfg(test)]
 mod tests;

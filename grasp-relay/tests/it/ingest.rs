@@ -177,6 +177,7 @@ impl Server {
         listener.subscribe(1, vec![Filter::new()].into()).await;
         let now = Now::new(grasp_core::Mono::ZERO, Timestamp::from_secs(NOW));
         let pipeline = Pipeline {
+            members: None,
             store: Arc::new(MemoryStore::default()),
             git,
             hub,

@@ -83,6 +83,7 @@ async fn start(dir: &Path) -> PurgatoryDriver {
         repos: repos.await.unwrap(),
         contributors: None,
         relay: Arc::new(ServedEvents {
+            members: None,
             store,
             hub: Hub::start(),
             clock: Clock::system(),

@@ -88,6 +88,7 @@ impl Relay {
                 trusted_proxies: vec![],
                 node_key: None,
                 pages: Default::default(),
+                private: None,
             },
             clock,
             extra: axum::Router::new(),

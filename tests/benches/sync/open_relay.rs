@@ -71,6 +71,7 @@ impl OpenRelay {
             trusted_proxies: vec![],
             node_key: None,
             pages: Default::default(),
+            private: None,
         };
         let (service, extra) = (config.service.clone(), Router::new());
         let listing = Listing::new(store.clone(), service, clock.clone(), |_| true);

@@ -25,6 +25,7 @@ mod packs;
 mod page_threads;
 mod pages;
 mod paths;
+mod private;
 mod pushes;
 mod quotas;
 mod races;

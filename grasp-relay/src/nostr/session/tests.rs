@@ -5,6 +5,7 @@ use std::time::Duration;
 use grasp_core::limits::EoseHint;
 use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
+use nostr::types::Timestamp;
 
 use super::super::negentropy::tests::snapshot;
 use super::*;
@@ -21,6 +22,7 @@ fn session(limits: Limits) -> Session {
         trusted_proxies: Vec::new(),
         node_key: None,
         pages: Default::default(),
+        private: None,
     };
     Session::new(NOW, Arc::new(config), "riddle".into())
 }
@@ -412,7 +414,7 @@ fn auth_event(kind: Kind, challenge: &str, relay: &str, at: u64) -> Event {
 
 fn proven(event: &Event) -> Result<PublicKey, &'static str> {
     let service = "grasp.example:7334/git".parse().expect("an address");
-    prove(event, "c", &service, NOW.unix)
+    authentication::prove(event, "c", &service, false, NOW.unix)
 }
 
 #[test]
@@ -457,5 +459,5 @@ fn anything_else_proves_nothing() {
     }
     let mut forged = auth_event(kind, "c", us, now);
     forged.pubkey = Keys::generate().public_key();
-    assert_eq!(proven(&forged), Err("invalid: bad id or signature"));
+    assert_eq!(proven(&forged), Err("bad id or signature"));
 }

@@ -1,0 +1,93 @@
+//! Authorizations of git requests to private services (NIP-98), for the server and for `grasp push`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use grasp_core::outbound::OutboundPolicy;
+use grasp_core::private::root_of_url;
+use grasp_core::service::relay_of_clone_url;
+use grasp_core::{CloneUrl, RelayUrl};
+use grasp_purgatory::git::{Authorize, Signer};
+use grasp_sync::Roots;
+use grasp_sync::driver;
+use nostr::event::{EventBuilder, FinalizeEvent as _, Kind, Tag};
+use nostr::key::Keys;
+
+/// The time for which a server counts as private, since its document said so.
+const PRIVATE_FOR: Duration = Duration::from_secs(10 * 60);
+
+/// The time for which it counts as public, or as unreachable.
+const PUBLIC_FOR: Duration = Duration::from_secs(60);
+
+/// Servers that are remembered.
+const MAX_REMEMBERED: usize = 1_000;
+
+/// Returns the value of an `Authorization` header for git at this URL, valid for a minute from now.
+pub(crate) fn authorization(keys: &Keys, url: &CloneUrl) -> Result<String> {
+    let event = EventBuilder::new(Kind::HttpAuth, "")
+        .tag(Tag::parse(["u", root_of_url(url)])?)
+        .tag(Tag::parse(["method", "GET"])?)
+        .finalize(keys)?;
+    Ok(format!("Nostr {}", STANDARD.encode(event.as_json())))
+}
+
+/// Returns what authorizes git requests with these keys: those to servers whose NIP-11 document, at the same host and port,
+/// says that they are private, and no others.
+pub(crate) fn authorize(keys: Keys, outbound: OutboundPolicy, roots: Roots) -> Authorize {
+    let peers = Arc::new(Peers {
+        outbound,
+        roots,
+        known: Mutex::default(),
+    });
+    let authorize: Authorize = Arc::new(move |url: CloneUrl| {
+        let (peers, keys) = (Arc::clone(&peers), keys.clone());
+        Box::pin(async move {
+            let relay = relay_of_clone_url(&url)?;
+            if !peers.is_private(&relay).await {
+                return None;
+            }
+            let sign = move || {
+                authorization(&keys, &url).unwrap_or_else(|error| {
+                    tracing::error!(%error, "could not sign an authorization");
+                    String::new()
+                })
+            };
+            Some(Signer::new(sign))
+        })
+    });
+    authorize
+}
+
+/// Which servers are private, as far as that was asked lately.
+struct Peers {
+    outbound: OutboundPolicy,
+    roots: Roots,
+    known: Mutex<BTreeMap<RelayUrl, (Instant, bool)>>,
+}
+
+impl Peers {
+    async fn is_private(&self, relay: &RelayUrl) -> bool {
+        if let Some(is_private) = self.known(relay) {
+            return is_private;
+        }
+        let facts = driver::relay_information(relay, self.outbound, &self.roots).await;
+        let is_private = facts.is_some_and(|facts| facts.is_private);
+        let until = if is_private { PRIVATE_FOR } else { PUBLIC_FOR };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_REMEMBERED {
+            known.clear();
+        }
+        known.insert(relay.clone(), (Instant::now() + until, is_private));
+        is_private
+    }
+
+    fn known(&self, relay: &RelayUrl) -> Option<bool> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (until, is_private) = known.get(relay)?;
+        (Instant::now() < *until).then_some(*is_private)
+    }
+}
