@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use grasp_core::outbound::OutboundPolicy;
+use grasp_core::service::npub;
 use grasp_core::{RelayUrl, Version};
 use grasp_sync::Roots;
-use grasp_sync::driver::{Client, Limits, Outbound};
+use grasp_sync::driver::{Client, Limits, Outbound, Unanswered};
 use nostr::event::{Event, Kind};
 use nostr::filter::{Filter, MatchEventOptions};
+use nostr::key::Keys;
 use tokio::time::timeout;
 
 /// Time for the whole answer of a relay to one request or event.
@@ -32,7 +34,12 @@ pub(crate) fn outbound() -> Outbound {
 pub(crate) struct RelayClient {
     client: Client,
     timeout: Duration,
+    /// The user, at relays that ask who it is.
+    keys: Option<Keys>,
 }
+
+/// The prefix of a refusal that authentication may change (NIP-42).
+const AUTH_REQUIRED: &str = "auth-required:";
 
 impl RelayClient {
     /// Connects to a relay that the user named.
@@ -42,15 +49,41 @@ impl RelayClient {
         Ok(Self {
             client,
             timeout: EXCHANGE_TIMEOUT,
+            keys: None,
         })
+    }
+
+    /// Authenticates with these keys when the relay asks for that.
+    #[must_use]
+    pub(crate) fn with_keys(self, keys: &Keys) -> Self {
+        let keys = Some(keys.clone());
+        Self { keys, ..self }
+    }
+
+    /// Authenticates, if there are keys and that was not done before; returns whether to repeat the request.
+    async fn authenticate(&mut self) -> Result<bool> {
+        let Some(keys) = self.keys.take() else {
+            return Ok(false);
+        };
+        let answered = timeout(self.timeout, self.client.authenticate(&keys)).await;
+        let (accepted, message) =
+            answered.context("the relay did not answer an authentication in time")??;
+        if !accepted {
+            bail!(
+                "the relay refused to authenticate {}: {message}",
+                npub(&keys.public_key())
+            );
+        }
+        Ok(true)
     }
 
     /// Publishes an event. A relay that has it already, or a newer version of it, counts as success; any other refusal
     /// is an error.
     pub(crate) async fn publish(&mut self, event: &Event) -> Result<()> {
-        let published = timeout(self.timeout, self.client.publish(event)).await;
-        let (accepted, message) =
-            published.context("the relay did not answer an event in time")??;
+        let (mut accepted, mut message) = self.publish_once(event).await?;
+        if !accepted && message.starts_with(AUTH_REQUIRED) && self.authenticate().await? {
+            (accepted, message) = self.publish_once(event).await?;
+        }
         if accepted || message.starts_with("duplicate:") || message.starts_with("replaced:") {
             return Ok(());
         }
@@ -61,12 +94,28 @@ impl RelayClient {
         .into())
     }
 
+    async fn publish_once(&mut self, event: &Event) -> Result<(bool, String)> {
+        let published = timeout(self.timeout, self.client.publish(event)).await;
+        Ok(published.context("the relay did not answer an event in time")??)
+    }
+
+    async fn page(&mut self, filter: &Filter) -> Result<Result<Vec<Event>, Unanswered>> {
+        let page = timeout(self.timeout, self.client.page(filter)).await;
+        page.context("the relay did not answer a request in time")
+    }
+
     /// Returns the newest event of a relay that matches. Events that do not match, or have a wrong signature, are
     /// ignored.
     pub(crate) async fn newest(&mut self, filter: &Filter) -> Result<Option<Event>> {
         let asked = filter.clone().limit(1);
-        let page = timeout(self.timeout, self.client.page(&asked)).await;
-        let page = page.context("the relay did not answer a request in time")??;
+        let mut page = self.page(&asked).await?;
+        let is_locked = |text: &str| text.starts_with(AUTH_REQUIRED);
+        if matches!(&page, Err(Unanswered::Closed(text)) if is_locked(text))
+            && self.authenticate().await?
+        {
+            page = self.page(&asked).await?;
+        }
+        let page = page?;
         let is_asked_for = |event: &Event| {
             filter.match_event(event, MatchEventOptions::default()) && event.verify().is_ok()
         };
@@ -81,7 +130,6 @@ impl RelayClient {
 mod tests {
     use futures_util::{SinkExt as _, StreamExt as _};
     use nostr::event::{EventBuilder, FinalizeEvent as _, Tag};
-    use nostr::key::Keys;
     use nostr::types::Timestamp;
     use serde_json::{Value, json};
     use tokio::net::TcpListener;

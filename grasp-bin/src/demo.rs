@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::client::RelayClient;
-use crate::push::{self, Target, Work};
+use crate::push::{self, Remote, Target, Work};
 use crate::server::Server;
 use crate::settings::Settings;
 use crate::signals::Signals;
@@ -85,14 +85,18 @@ async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Res
     println!("signed the state for the first only (kind 30618)");
     let began = Instant::now();
     let (pushed_url, synced_url) = (servers[0].clone_url(&repo), servers[1].clone_url(&repo));
-    work.push_to(&pushed_url, &refs).await?;
+    let [pushed_to, synced_to] = [&pushed_url, &synced_url].map(|url| Remote {
+        url: url.clone(),
+        member: None,
+    });
+    work.push_to(&pushed_to, &refs).await?;
     println!(
         "pushed with git to the first only, in {} ms",
         began.elapsed().as_millis()
     );
     let pushed = Instant::now();
     let tip = refs.tips.values().next().cloned().unwrap_or_default();
-    wait_for_tip(&work, &synced_url, &tip).await?;
+    wait_for_tip(&work, &synced_to, &tip).await?;
     println!(
         "the second has it, {} ms later",
         pushed.elapsed().as_millis()
@@ -116,10 +120,10 @@ async fn working_copy(dir: &Path) -> Result<Work> {
 }
 
 /// Polls a server until one of its refs is at this tip.
-async fn wait_for_tip(work: &Work, url: &str, tip: &str) -> Result<()> {
+async fn wait_for_tip(work: &Work, remote: &Remote, tip: &str) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < SYNC_TIMEOUT {
-        if work.remote_has(url, tip).await {
+        if work.remote_has(remote, tip).await {
             return Ok(());
         }
         tokio::time::sleep(POLL_INTERVAL).await;

@@ -11,8 +11,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
 use grasp_core::nip34::Announcement;
+use grasp_core::outbound::OutboundPolicy;
 use grasp_core::service::npub;
 use grasp_core::{RelayUrl, RepoId, ServiceIdentity, Version, kinds};
+use grasp_sync::Roots;
+use grasp_sync::driver::relay_information;
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
@@ -20,7 +23,7 @@ use nostr::types::Timestamp;
 use serde_json::Value;
 use tokio::time::timeout;
 
-pub(crate) use self::work::{Refs, Work, git};
+pub(crate) use self::work::{Refs, Remote, Work, git};
 use crate::cli::PushArgs;
 use crate::client::RelayClient;
 
@@ -109,28 +112,24 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
     for server in &push.args.server {
         work::check(server, &draft, &refs).await?;
     }
-    let urls: Vec<_> = push
-        .args
-        .server
-        .iter()
-        .map(|server| server.clone_url(&repo))
-        .collect();
-    for url in &urls {
-        work.check_history(&refs, url).await?;
+    let mut remotes = Vec::new();
+    for server in &push.args.server {
+        remotes.push(remote_at(server, &repo, &push.keys).await?);
+    }
+    for remote in &remotes {
+        work.check_history(&refs, remote).await?;
     }
     let mut relays = Vec::new();
     for server in &push.args.server {
         let url = server.relay()?;
         let relay = RelayClient::connect(&url).await;
-        relays.push(
-            relay.with_context(|| {
-                format!("could not connect to {url} (is a server running there?)")
-            })?,
-        );
+        let relay = relay
+            .with_context(|| format!("could not connect to {url} (is a server running there?)"))?;
+        relays.push(relay.with_keys(&push.keys));
     }
     publish_announcement(push, &repo, &mut relays).await?;
     if !args.force {
-        check_nothing_is_lost(work, &refs, &urls).await?;
+        check_nothing_is_lost(work, &refs, &remotes).await?;
     }
     let known = newest(&mut relays, &repo, kinds::STATE).await?;
     let state = sign(&push.keys, &repo, &refs, known.as_ref())?;
@@ -138,12 +137,26 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
         let published = relay.publish(&state).await;
         published.map_err(|error| work::explain(error, server, &state, &refs))?;
     }
-    for url in &urls {
-        work.push_to(url, &refs)
+    for remote in &remotes {
+        work.push_to(remote, &refs)
             .await
-            .with_context(|| format!("could not push to {url}"))?;
+            .with_context(|| format!("could not push to {}", remote.url))?;
     }
-    Ok(urls)
+    Ok(remotes.into_iter().map(|remote| remote.url).collect())
+}
+
+/// Returns a repository at a server. Git proves there who the user is only if the server's document says that it is for its
+/// members (GRASP-08).
+async fn remote_at(server: &Target, repo: &RepoId, keys: &Keys) -> Result<Remote> {
+    let everywhere = OutboundPolicy {
+        allow_private: true,
+    };
+    let facts = relay_information(&server.relay()?, everywhere, &Roots::default()).await;
+    let is_private = facts.is_some_and(|facts| facts.is_private);
+    Ok(Remote {
+        url: server.clone_url(repo),
+        member: is_private.then(|| keys.clone()),
+    })
 }
 
 /// Signs the newest announcement that can be found, with all servers added, and publishes it.
@@ -189,7 +202,10 @@ async fn newest_elsewhere<'a>(
     let answers = others.map(|url| {
         let filter = &filter;
         async move {
-            let asked = async { RelayClient::connect(&url).await?.newest(filter).await };
+            let asked = async {
+                let relay = RelayClient::connect(&url).await?;
+                relay.with_keys(&push.keys).newest(filter).await
+            };
             timeout(OTHER_RELAYS_TIMEOUT, asked).await.ok()?.ok()?
         }
     });
@@ -201,13 +217,14 @@ async fn newest_elsewhere<'a>(
 }
 
 /// Fails if a server has a branch or tag that would be lost if its refs became those of the working copy.
-async fn check_nothing_is_lost(work: &Work, refs: &Refs, urls: &[String]) -> Result<()> {
-    for url in urls {
-        let lost = work.lacks(refs, url).await?;
+async fn check_nothing_is_lost(work: &Work, refs: &Refs, remotes: &[Remote]) -> Result<()> {
+    for remote in remotes {
+        let lost = work.lacks(refs, remote).await?;
         if !lost.is_empty() {
             bail!(
-                "{url} has refs that this working copy lacks, and would lose them: {}; \
+                "{} has refs that this working copy lacks, and would lose them: {}; \
                  fetch and merge them first, or use --force",
+                remote.url,
                 lost.join(", ")
             );
         }

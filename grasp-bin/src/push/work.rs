@@ -12,6 +12,7 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::Identifier;
 use grasp_core::outbound::Provenance;
 use nostr::event::Event;
+use nostr::key::Keys;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -19,6 +20,7 @@ use tokio::process::Command;
 use super::Target;
 use crate::client::{Refused, outbound};
 use crate::log::is_control;
+use crate::private::authorization;
 
 /// Changes that git pushes from the working copy itself. Over HTTP git compares each of them with every local ref, so
 /// more are pushed from a repository that has none.
@@ -43,6 +45,27 @@ impl Refs {
         let gone = theirs.keys().filter(|name| !self.tips.contains_key(*name));
         let set = set.map(|(name, oid)| format!("+{oid}:{name}"));
         set.chain(gone.map(|name| format!(":{name}"))).collect()
+    }
+}
+
+/// A repository at a server.
+pub(crate) struct Remote {
+    pub(crate) url: String,
+    /// The user's key, if the server is only for its members (GRASP-08).
+    pub(crate) member: Option<Keys>,
+}
+
+impl Remote {
+    /// Returns the setting by which git proves that it works for a member, for a minute from now.
+    fn settings(&self) -> Result<Vec<(String, String)>> {
+        let Some(keys) = &self.member else {
+            return Ok(Vec::new());
+        };
+        let header = format!(
+            "Authorization: {}",
+            authorization(keys, &self.url.parse()?)?
+        );
+        Ok(vec![(String::from("http.extraHeader"), header)])
     }
 }
 
@@ -109,15 +132,15 @@ impl Work {
     }
 
     /// Returns whether a ref of a server is at this object.
-    pub(crate) async fn remote_has(&self, url: &str, oid: &str) -> bool {
-        let listed = git(&self.root, &["ls-remote", url]).await;
+    pub(crate) async fn remote_has(&self, remote: &Remote, oid: &str) -> bool {
+        let listed = self.git_at(remote, &["ls-remote", &remote.url]).await;
         listed.is_ok_and(|listed| listed.lines().any(|line| line.starts_with(oid)))
     }
 
     /// Returns the branches and tags of a server that would be lost: absent here, or not contained in ours.
-    pub(crate) async fn lacks(&self, refs: &Refs, url: &str) -> Result<Vec<String>> {
+    pub(crate) async fn lacks(&self, refs: &Refs, remote: &Remote) -> Result<Vec<String>> {
         let mut lost = Vec::new();
-        for (name, theirs) in self.refs_at(url).await? {
+        for (name, theirs) in self.refs_at(remote).await? {
             let ours = refs.tips.get(&name);
             if ours != Some(&theirs) && !self.is_behind(&theirs, ours, &name).await {
                 lost.push(name);
@@ -128,14 +151,14 @@ impl Work {
 
     /// Fails if the working copy is a shallow clone and the refs of a server do not show that it has the history below it:
     /// the server would wait for that history after the state is published.
-    pub(crate) async fn check_history(&self, refs: &Refs, url: &str) -> Result<()> {
+    pub(crate) async fn check_history(&self, refs: &Refs, remote: &Remote) -> Result<()> {
         let Some(file) = self.shallow_file().await? else {
             return Ok(());
         };
         let boundary =
             fs::read_to_string(&file).context("could not read git's list of shallow commits")?;
         // A repository that is not hosted yet has no refs.
-        let theirs = self.refs_at(url).await.unwrap_or_default();
+        let theirs = self.refs_at(remote).await.unwrap_or_default();
         let mut revisions = String::new();
         for oid in refs.tips.values() {
             let _ = writeln!(revisions, "{oid}");
@@ -151,8 +174,9 @@ impl Work {
         let new: BTreeSet<&str> = new.lines().collect();
         if boundary.lines().any(|oid| new.contains(oid)) {
             bail!(
-                "this working copy is a shallow clone, and {url} does not show that it has the history below; \
-                 run git fetch --unshallow, and push again"
+                "this working copy is a shallow clone, and {} does not show that it has the history below; \
+                 run git fetch --unshallow, and push again",
+                remote.url
             );
         }
         Ok(())
@@ -166,9 +190,10 @@ impl Work {
     }
 
     /// Returns the branches and tags of a server.
-    async fn refs_at(&self, url: &str) -> Result<BTreeMap<String, String>> {
-        let args = ["ls-remote", "--refs", url, "refs/heads/*", "refs/tags/*"];
-        let listed = git(&self.root, &args).await?;
+    async fn refs_at(&self, remote: &Remote) -> Result<BTreeMap<String, String>> {
+        let patterns = ["refs/heads/*", "refs/tags/*"];
+        let args = ["ls-remote", "--refs", &remote.url, patterns[0], patterns[1]];
+        let listed = self.git_at(remote, &args).await?;
         let refs = listed.lines().filter_map(|line| line.split_once('\t'));
         Ok(refs
             .map(|(oid, name)| (name.to_owned(), oid.to_owned()))
@@ -186,21 +211,28 @@ impl Work {
     }
 
     /// Pushes, so that the branches and tags of a server equal these.
-    pub(crate) async fn push_to(&self, url: &str, refs: &Refs) -> Result<()> {
-        let changes = refs.changes_from(&self.refs_at(url).await?);
+    pub(crate) async fn push_to(&self, remote: &Remote, refs: &Refs) -> Result<()> {
+        let changes = refs.changes_from(&self.refs_at(remote).await?);
         match changes.len() {
             0 => Ok(()),
             1..=MAX_PLAIN_CHANGES => {
-                let args = ["push", "--quiet", url]
+                let args = ["push", "--quiet", &remote.url]
                     .map(str::to_owned)
                     .into_iter()
                     .chain(changes);
                 let mut command = Command::new("git");
                 command.args(args).current_dir(&self.root);
-                run_push(&mut command).await
+                run_push(command.envs(variables(remote.settings()?))).await
             }
-            _ => push_many(self, url, &changes).await,
+            _ => push_many(self, remote, &changes).await,
         }
+    }
+
+    /// Runs git for a server.
+    async fn git_at(&self, remote: &Remote, args: &[impl AsRef<OsStr>]) -> Result<String> {
+        let mut command = Command::new("git");
+        command.args(args).current_dir(&self.root);
+        run(command.envs(variables(remote.settings()?))).await
     }
 }
 
@@ -269,13 +301,14 @@ const REMOTE: &str = "grasp";
 ///
 /// Over HTTP git compares every ref that it pushes with every ref that it has, which takes seconds for some thousand.
 /// A repository without refs that borrows the objects of the working copy has none to compare with.
-async fn push_many(work: &Work, url: &str, changes: &[String]) -> Result<()> {
+async fn push_many(work: &Work, remote: &Remote, changes: &[String]) -> Result<()> {
     let root = work.root.as_path();
     let objects = git(root, &["rev-parse", "--git-path", "objects"]).await?;
     let objects = fs::canonicalize(root.join(objects)).context("could not find git's objects")?;
     let dir = tempfile::tempdir().context("could not make a repository to push from")?;
     git(dir.path(), &["init", "--quiet", "--bare", "."]).await?;
-    prepare(&dir, &objects, url, changes).context("could not make a repository to push from")?;
+    prepare(&dir, &objects, &remote.url, changes)
+        .context("could not make a repository to push from")?;
     if let Some(shallow) = work.shallow_file().await? {
         fs::copy(shallow, dir.path().join("shallow"))?;
     }
@@ -284,10 +317,9 @@ async fn push_many(work: &Work, url: &str, changes: &[String]) -> Result<()> {
         .args(["push", "--quiet", REMOTE])
         .current_dir(dir.path())
         .env("GIT_DIR", dir.path());
-    for (name, value) in transport_settings(root).await {
-        command.env(name, value);
-    }
-    run_push(&mut command).await
+    let mut settings = transport_settings(root).await;
+    settings.extend(remote.settings()?);
+    run_push(command.envs(variables(settings))).await
 }
 
 fn prepare(dir: &TempDir, objects: &Path, url: &str, changes: &[String]) -> std::io::Result<()> {
@@ -308,7 +340,7 @@ fn quoted(value: &str) -> String {
     format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// Returns the working copy's settings for HTTP, credentials and URLs, as environment variables for git.
+/// Returns the working copy's settings for HTTP, credentials and URLs.
 async fn transport_settings(root: &Path) -> Vec<(String, String)> {
     let args = [
         "config",
@@ -319,15 +351,25 @@ async fn transport_settings(root: &Path) -> Vec<(String, String)> {
     ];
     let listed = git(root, &args).await.unwrap_or_default();
     let settings = listed.split('\0').filter_map(|one| one.split_once('\n'));
-    let first: usize = std::env::var("GIT_CONFIG_COUNT")
+    settings
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// Returns settings as environment variables for git, after those that the user's environment has. Other users cannot read
+/// them there.
+fn variables(settings: Vec<(String, String)>) -> Vec<(String, String)> {
+    if settings.is_empty() {
+        return Vec::new();
+    }
+    let mut next: usize = std::env::var("GIT_CONFIG_COUNT")
         .ok()
         .and_then(|count| count.parse().ok())
         .unwrap_or(0);
     let mut variables = Vec::new();
-    let mut next = first;
     for (key, value) in settings {
-        variables.push((format!("GIT_CONFIG_KEY_{next}"), key.to_owned()));
-        variables.push((format!("GIT_CONFIG_VALUE_{next}"), value.to_owned()));
+        variables.push((format!("GIT_CONFIG_KEY_{next}"), key));
+        variables.push((format!("GIT_CONFIG_VALUE_{next}"), value));
         next += 1;
     }
     variables.push(("GIT_CONFIG_COUNT".to_owned(), next.to_string()));

@@ -13,6 +13,7 @@ mod pages;
 #[allow(dead_code, unreachable_pub, reason = "a module of grasp-tests")]
 #[path = "../../../tests/src/postgres.rs"]
 mod postgres;
+mod private;
 mod proxy;
 #[allow(unreachable_pub, reason = "a module of grasp-tests")]
 #[path = "../../../tests/src/reserved.rs"]
