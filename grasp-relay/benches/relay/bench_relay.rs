@@ -109,6 +109,29 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
     }
 }
 
+/// The number of results of checks of one commit.
+pub(crate) const RESULTS_PER_COMMIT: usize = 20;
+
+/// Returns results of checks (kind 9842) of commits of these repositories, by one key, and the commits.
+pub(crate) fn results(coordinates: &[String], count: usize) -> (Vec<Event>, Vec<String>) {
+    let keys = Keys::generate();
+    let (mut events, mut commits) = (Vec::new(), Vec::new());
+    for nth in 0..count.div_ceil(RESULTS_PER_COMMIT) {
+        let commit = format!("{nth:040x}");
+        let coordinate = &coordinates[nth % coordinates.len()];
+        for check in 0..RESULTS_PER_COMMIT {
+            let tags = vec![
+                Tag::custom("a", [coordinate.clone()]),
+                Tag::custom("c", [commit.clone()]),
+            ];
+            let text = format!("check {check}");
+            events.push(sign(&keys, Kind::from(9842), &text, tags, nth));
+        }
+        commits.push(commit);
+    }
+    (events, commits)
+}
+
 /// An announcement for a relay, and issues about its repository.
 pub(crate) struct Repository {
     pub(crate) announcement: Event,

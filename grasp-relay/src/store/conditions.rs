@@ -133,3 +133,38 @@ impl Conditions {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nostr::event::{EventId, Kind, Signature, Tag};
+    use nostr::types::Timestamp;
+
+    use super::*;
+
+    /// Results of checks (kind 9842) are asked for by the commit that they are about.
+    #[test]
+    fn a_commit_is_looked_up_like_a_coordinate() {
+        let keys = Keys::new(&[1; 64]);
+        let key = PublicKey::from_byte_array([1; 32]);
+        for name in [SingleLetterTag::LOWERCASE_A, SingleLetterTag::LOWERCASE_C] {
+            let tag = Tag::custom(name.as_char().to_string(), ["x"]);
+            let result = Event::new(
+                EventId::from_byte_array([1; 32]),
+                key,
+                Timestamp::from_secs(1),
+                Kind::from(9842),
+                [tag],
+                "",
+                Signature::from_slice(&[0; 64]).unwrap(),
+            );
+            assert!(keys.lists(&result).any(|list| list == keys.tag(name, "x")));
+            let filter = Filter::new()
+                .kind(Kind::from(9842))
+                .custom_tag(name, "x".to_owned());
+            let conditions = Conditions::of(filter);
+            let choices = conditions.choices();
+            assert!(choices.first() == Some(&IndexChoice::Tag(name)), "{name}");
+            assert!(!conditions.need_event(IndexChoice::Tag(name)), "{name}");
+        }
+    }
+}
