@@ -434,6 +434,7 @@ impl ListingInner {
             path: self.service.repo_path(repo),
             active_at: state.map_or(announced, |(signed, _)| signed.max(announced)),
             refs: state.map_or(0, |(_, refs)| refs),
+            announcement: Some(announcement.version.id),
         }
     }
 }

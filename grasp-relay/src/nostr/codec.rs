@@ -68,7 +68,10 @@ impl Request {
             "EVENT" => event(rest, limits).map(Self::Event),
             "AUTH" => event(rest, limits).map(Self::Auth),
             "REQ" => query().map(|(id, query)| Self::Req(id, query)),
-            "COUNT" => query().map(|(id, query)| Self::Count(id, query)),
+            "COUNT" => query().and_then(|(id, query)| match query.searches() {
+                0 => Ok(Self::Count(id, query)),
+                _ => Err(Reply::closed(&id, NO_SEARCH)),
+            }),
             "CLOSE" => sub_id(rest).map(Self::Close),
             "NEG-OPEN" => neg_open(rest, limits),
             "NEG-MSG" => neg_msg(rest),
@@ -83,6 +86,12 @@ impl QueryFilters {
     pub(crate) fn weight(&self) -> usize {
         self.bytes
             .saturating_add(self.values.saturating_mul(VALUE_OVERHEAD_BYTES))
+    }
+
+    /// Returns the number of filters with a search (NIP-50).
+    pub(crate) fn searches(&self) -> usize {
+        let searches = self.filters.iter().filter(|filter| filter.search.is_some());
+        searches.count()
     }
 
     fn read(rest: &[&RawValue], is_cut: bool, limits: &Limits) -> Result<(SubId, Self), Reply> {
@@ -115,9 +124,18 @@ impl QueryFilters {
                 )));
             }
         }
+        if query.searches() > 1 {
+            return Err(refuse("invalid: more than one search in a request".into()));
+        }
         Ok((id, query))
     }
 }
+
+/// The refusal of a search where there is none.
+const NO_SEARCH: &str = "unsupported: a search needs a REQ";
+
+/// The refusal of a search for other events.
+const SEARCHED_KINDS: &str = "unsupported: a search is for announcements, with \"kinds\":[30617]";
 
 /// The id and the kind that an event claims to have, however broken the rest of it is.
 #[derive(Default, Deserialize)]
@@ -173,6 +191,9 @@ fn neg_open(rest: &[&RawValue], limits: &Limits) -> Result<Request, Reply> {
         ));
     };
     let (filter, _) = read_filter(filter, limits).map_err(|reason| Reply::neg_err(&id, reason))?;
+    if filter.search.is_some() {
+        return Err(Reply::neg_err(&id, NO_SEARCH));
+    }
     let message = neg_bytes(&id, message)?;
     Ok(Request::NegOpen(id, Box::new(filter), message))
 }
@@ -202,9 +223,15 @@ fn read_filter(raw: &RawValue, limits: &Limits) -> Result<(Filter, usize), Strin
         values: 0,
         most: limits.filter_values,
     };
-    serde_json::Deserializer::from_str(raw.get())
+    let read = serde_json::Deserializer::from_str(raw.get())
         .deserialize_map(reader)
-        .unwrap_or_else(|_| Err("invalid: a filter must be an object".into()))
+        .unwrap_or_else(|_| Err("invalid: a filter must be an object".into()))?;
+    let (filter, _) = &read;
+    let is_for_announcements = filter.kinds == Some(BTreeSet::from([kinds::ANNOUNCEMENT]));
+    match filter.search.is_some() && !is_for_announcements {
+        true => Err(SEARCHED_KINDS.into()),
+        false => Ok(read),
+    }
 }
 
 /// A filter whose members are being read.
@@ -244,7 +271,7 @@ impl FilterReader {
             "since" => self.filter.since = scalar("since", text)?,
             "until" => self.filter.until = scalar("until", text)?,
             "limit" => self.filter.limit = scalar("limit", text)?,
-            "search" => return Err("unsupported: this relay has no full-text search".into()),
+            "search" => self.filter.search = scalar("search", text)?,
             key => {
                 let tag = tag_name(key).ok_or("unsupported: unrecognised filter key")?;
                 let values = self.list("a tag", text)?;

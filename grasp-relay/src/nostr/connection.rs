@@ -5,6 +5,7 @@
 //! chunk, in turn, only as fast as the socket takes them.
 
 mod intake;
+mod search;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -20,6 +21,7 @@ use grasp_core::resources::{Claimant, Shortage};
 use grasp_core::{Mono, Now};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
+use nostr::filter::Filter;
 use tokio::sync::{oneshot, watch};
 use tokio_tungstenite::tungstenite::Error as WireError;
 
@@ -34,6 +36,7 @@ use crate::ingest::{Answer, Ingest, SharedMeter};
 use crate::private::MemberChanges;
 use crate::server::{Config, MAX_UNFINISHED_BYTES, Parts, Stage, UnfinishedMessage, shared_pool};
 use crate::store::{EventStore, StoredEvent};
+use crate::web::Listing;
 
 /// Live events written before the socket is flushed.
 const MAX_LIVE_BURST: usize = 64;
@@ -63,6 +66,8 @@ pub(crate) struct ConnectionContext {
     pub(crate) config: Arc<Config>,
     pub(crate) clock: Clock,
     hub: Hub,
+    /// The repositories that searches find.
+    listing: Listing,
     store: Arc<dyn EventStore>,
     ingest: Arc<dyn Ingest>,
     negentropy_pool: NegentropyPool,
@@ -83,6 +88,7 @@ impl ConnectionContext {
         let events = u64::from(limits.events_per_minute_per_ip).saturating_mul(SHARE_OF_ONE);
         Self {
             hub: parts.hub.clone(),
+            listing: parts.listing.clone(),
             clock: parts.clock.clone(),
             config: Arc::new(parts.config.clone()),
             store: parts.store.clone(),
@@ -170,6 +176,9 @@ impl Subscription {
         self.room.resize(self.filter_bytes.saturating_add(history))
     }
 }
+
+/// The stored events of a subscription, page by page.
+type Pages = BoxStream<'static, Result<Vec<StoredEvent>, &'static str>>;
 
 /// The refusal of a subscription for which there is no memory.
 const NO_ROOM: &str = "rate-limited: this relay holds as many subscriptions as it can";
@@ -555,15 +564,22 @@ impl Connection {
     ) -> Result<(), Reply> {
         let room = self.reserve_filter_bytes(&id, &query)?;
         let limits = &self.context.config.limits;
+        let has_search = query.searches() > 0;
         let (delivery, wanted) = Delivery::begin(event_prefix(&id), &query.filters, limits);
         let (open, closed) = oneshot::channel();
+        // A search is for what is stored.
+        let mut live = query.filters;
+        live.retain(|filter| filter.search.is_none());
         if wanted.is_empty() {
             self.listener
-                .subscribe_confirmed(token.0, query.filters.into())
+                .subscribe_confirmed(token.0, live.into())
                 .await;
         } else {
-            self.listener.subscribe(token.0, query.filters.into()).await;
-            let pages = self.reads.paged(self.context.store.query(wanted, now.unix));
+            self.listener.subscribe(token.0, live.into()).await;
+            let pages = match has_search {
+                true => self.found(now, wanted),
+                false => self.read_history(now, wanted),
+            };
             let refused = id.clone();
             let pages = pages.map(move |page| match page {
                 Ok(events) => JobProgress::Page(token, events),
@@ -584,6 +600,24 @@ impl Connection {
         };
         self.subscriptions.insert(token, subscription);
         Ok(())
+    }
+
+    /// Reads the stored events of filters.
+    fn read_history(&self, now: Now, wanted: Vec<Filter>) -> Pages {
+        let pages = self.context.store.query(wanted, now.unix);
+        self.reads.paged(pages).boxed()
+    }
+
+    /// Reads the stored events of filters with a search.
+    fn found(&self, now: Now, wanted: Vec<Filter>) -> Pages {
+        let (context, reads) = (self.context.clone(), self.reads.clone());
+        let found = async move {
+            match search::resolve(&context.listing, &reads, wanted).await {
+                Ok(filters) => reads.paged(context.store.query(filters, now.unix)).boxed(),
+                Err(reason) => stream::iter([Err(reason)]).boxed(),
+            }
+        };
+        stream::once(found).flatten().boxed()
     }
 
     fn count(

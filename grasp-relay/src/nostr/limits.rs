@@ -235,7 +235,7 @@ impl Default for RelayInfo {
             icon: None,
             software: env!("CARGO_PKG_NAME").into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            supported_nips: vec![1, 9, 11, 34, 40, 42, 45, 62, 67, 70, 77],
+            supported_nips: vec![1, 9, 11, 34, 40, 42, 45, 50, 62, 67, 70, 77],
             supported_grasps: vec!["GRASP-01".into()],
             repo_acceptance_criteria: "None".into(),
             curation: None,

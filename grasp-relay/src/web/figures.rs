@@ -3,6 +3,7 @@
 use grasp_core::limits::ConnectionStatus;
 use grasp_core::limits::Health;
 use grasp_purgatory::Counts;
+use nostr::event::EventId;
 use serde::{Deserialize, Serialize};
 
 use super::history::Series;
@@ -282,6 +283,9 @@ pub struct RepoRow {
     pub active_at: u64,
     /// The number of branches and tags in the newest state of a maintainer.
     pub refs: u64,
+    /// The announcement.
+    #[serde(skip)]
+    pub announcement: Option<EventId>,
 }
 
 /// The git data of owners or repositories, and what they may have.

@@ -1,5 +1,9 @@
 //! The search over the list of repositories.
 
+use std::collections::BTreeSet;
+
+use nostr::event::EventId;
+
 use super::RepositoryList;
 use super::figures::RepoRow;
 
@@ -28,6 +32,22 @@ impl Search {
         (!words.is_empty()).then_some(Self { text, words })
     }
 
+    /// Reads the search of a filter (NIP-50). Words such as `language:en` are for relays that know them, and mean nothing
+    /// here.
+    pub(crate) fn of_filter(text: &str) -> Self {
+        let text: String = text.chars().take(MAX_CHARS).collect();
+        let is_word = |word: &&str| !is_extension(word);
+        let words = text.split_whitespace().filter(is_word).take(MAX_WORDS);
+        let words = words.map(str::to_lowercase).collect();
+        Self { text, words }
+    }
+
+    /// Returns the announcements of the repositories that [`of_list`](Self::of_list) returns.
+    pub(crate) fn announcements(&self, list: &RepositoryList) -> BTreeSet<EventId> {
+        let found = self.of_list(list).rows;
+        found.iter().filter_map(|row| row.announcement).collect()
+    }
+
     /// Returns the repositories that have all words in name, identifier, description, topics or owner. Those that have
     /// them in the name come first, otherwise the order stays.
     pub(crate) fn of_list(&self, list: &RepositoryList) -> RepositoryList {
@@ -50,6 +70,13 @@ impl Search {
             is_cut: list.is_cut,
         }
     }
+}
+
+/// Returns whether a word is a key and a value, as in `language:en`. An address is none.
+fn is_extension(word: &str) -> bool {
+    let key = word.split_once(':').map(|(key, _)| key);
+    let is_key = |key: &str| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase());
+    key.is_some_and(is_key) && !word.contains("://")
 }
 
 fn more(row: &RepoRow) -> String {
@@ -93,6 +120,18 @@ mod tests {
         assert_eq!(found("q=%C3%BCber"), ["beta"]);
         assert_eq!(found("q=owner+beta"), ["beta"]);
         assert!(found("q=nothing").is_empty());
+    }
+
+    #[test]
+    fn extensions_of_the_search_of_a_filter_are_ignored() {
+        let words = |text: &str| Search::of_filter(text).words;
+        assert_eq!(words("Relay include:spam language:en"), ["relay"]);
+        assert_eq!(
+            words("wss://relay.example c++:"),
+            ["wss://relay.example", "c++:"]
+        );
+        assert!(words("domain:x").is_empty());
+        assert_eq!(words(&"a ".repeat(10_000)).len(), MAX_WORDS);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod ingest;
 mod purgatory;
+mod search;
 mod store_archive;
 mod store_check;
 mod store_contract;
