@@ -143,8 +143,8 @@ async fn usage(State(overview): State<Overview>, headers: HeaderMap) -> Response
             return (StatusCode::UNAUTHORIZED, headers, format!("{refusal}\n")).into_response();
         }
     };
-    match overview.usage(Some(owner)).await {
-        Ok(report) => json(&report.rows),
+    match overview.usage_of(owner).await {
+        Ok(rows) => json(&rows),
         Err(error) => {
             tracing::error!(error, "could not read how much git data is stored");
             (StatusCode::SERVICE_UNAVAILABLE, "try again later\n").into_response()

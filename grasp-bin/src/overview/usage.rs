@@ -49,10 +49,15 @@ impl Overview {
         Err(refusal)
     }
 
+    /// Returns the git data of an owner, then of each repository, those with most first.
+    pub(crate) async fn usage_of(&self, owner: PublicKey) -> Result<Vec<UsageRow>, String> {
+        let rows = rows_of(&self.server()?.base, owner).await;
+        rows.map_err(|error| error.to_string())
+    }
+
     /// Returns the git data of all owners, those with most first, or of one with its repositories.
     pub(crate) async fn usage(&self, owner: Option<PublicKey>) -> Result<UsageReport, String> {
-        let base = &self.server()?.base;
-        let report = read(base, owner).await;
+        let report = read(&self.server()?.base, owner).await;
         report.map_err(|error| error.to_string())
     }
 
@@ -65,22 +70,25 @@ impl Overview {
         let parts = self.server()?;
         let set = parts.purgatory()?.quota().set(subject.clone(), bytes).await;
         set.map_err(|error| error.to_string())?;
-        let owner = match &subject {
-            QuotaSubject::Owner(owner) => *owner,
-            QuotaSubject::Repository(repo) => repo.owner,
-        };
-        let read = async {
-            let quotas = quotas(&parts.base).await?;
-            let usage = parts.base.database.git_usage(Some(owner)).await?;
-            Ok::<_, DatabaseError>(match &subject {
-                QuotaSubject::Owner(_) => owner_row(owner, &usage, &quotas),
-                QuotaSubject::Repository(repo) => {
-                    repository_row(repo, usage.get(repo).copied().unwrap_or_default(), &quotas)
-                }
-            })
-        };
-        read.await.map_err(|error| error.to_string())
+        let row = row_of(&parts.base, &subject).await;
+        row.map_err(|error| error.to_string())
     }
+}
+
+async fn row_of(base: &Base, subject: &QuotaSubject) -> Result<UsageRow, DatabaseError> {
+    let quotas = quotas(base).await?;
+    let owner = match subject {
+        QuotaSubject::Owner(owner) => *owner,
+        QuotaSubject::Repository(repo) => repo.owner,
+    };
+    let usage = base.database.git_usage(Some(owner)).await?;
+    Ok(match subject {
+        QuotaSubject::Owner(_) => owner_row(owner, &usage, &quotas),
+        QuotaSubject::Repository(repo) => {
+            let bytes = usage.get(repo).copied().unwrap_or_default();
+            repository_row(repo, bytes, &quotas)
+        }
+    })
 }
 
 /// Returns the quotas in force, also on a node that is not the writer.
@@ -92,49 +100,51 @@ async fn quotas(base: &Base) -> Result<Quotas, DatabaseError> {
 }
 
 async fn read(base: &Base, owner: Option<PublicKey>) -> Result<UsageReport, DatabaseError> {
-    let quotas = quotas(base).await?;
-    let usage = base.database.git_usage(owner).await?;
-    let total_quota = (quotas.total_bytes < u64::MAX).then_some(quotas.total_bytes);
-    let mut rows = match owner {
-        Some(owner) => rows_of(owner, &usage, &quotas),
-        None => rows_by_owner(usage, &quotas),
+    let rows = match owner {
+        Some(owner) => rows_of(base, owner).await?,
+        None => rows_by_owner(base).await?,
     };
-    rows.truncate(MAX_ROWS);
+    let total_quota = base.settings.quotas().total_bytes;
     Ok(UsageReport {
         total_bytes: base.database.git_bytes().await?,
-        total_quota,
+        total_quota: (total_quota < u64::MAX).then_some(total_quota),
         rows,
     })
 }
 
 /// Returns an owner, then the repositories, those with most first.
-fn rows_of(owner: PublicKey, usage: &BTreeMap<RepoId, u64>, quotas: &Quotas) -> Vec<UsageRow> {
+async fn rows_of(base: &Base, owner: PublicKey) -> Result<Vec<UsageRow>, DatabaseError> {
+    let quotas = quotas(base).await?;
+    let usage = base.database.git_usage(Some(owner)).await?;
     let mut rows = Vec::new();
-    for (repo, bytes) in usage {
-        rows.push(repository_row(repo, *bytes, quotas));
+    for (repo, bytes) in &usage {
+        rows.push(repository_row(repo, *bytes, &quotas));
     }
     rows.sort_by_key(|row| Reverse(row.bytes));
-    rows.insert(0, owner_row(owner, usage, quotas));
-    rows
+    rows.insert(0, owner_row(owner, &usage, &quotas));
+    rows.truncate(MAX_ROWS);
+    Ok(rows)
 }
 
 /// Returns all owners with git data, and those that were given a quota.
-fn rows_by_owner(usage: BTreeMap<RepoId, u64>, quotas: &Quotas) -> Vec<UsageRow> {
+async fn rows_by_owner(base: &Base) -> Result<Vec<UsageRow>, DatabaseError> {
+    let quotas = quotas(base).await?;
     let mut owners: BTreeMap<PublicKey, BTreeMap<RepoId, u64>> = BTreeMap::new();
     for subject in quotas.overrides.keys() {
         if let QuotaSubject::Owner(owner) = subject {
             owners.insert(*owner, BTreeMap::new());
         }
     }
-    for (repo, bytes) in usage {
+    for (repo, bytes) in base.database.git_usage(None).await? {
         owners.entry(repo.owner).or_default().insert(repo, bytes);
     }
     let mut rows = Vec::new();
     for (owner, usage) in owners {
-        rows.push(owner_row(owner, &usage, quotas));
+        rows.push(owner_row(owner, &usage, &quotas));
     }
     rows.sort_by_key(|row| Reverse(row.bytes));
-    rows
+    rows.truncate(MAX_ROWS);
+    Ok(rows)
 }
 
 fn owner_row(owner: PublicKey, usage: &BTreeMap<RepoId, u64>, quotas: &Quotas) -> UsageRow {
