@@ -7,9 +7,9 @@ use nostr::event::{Event, EventId};
 use rusqlite::types::Value;
 use serde::Serialize;
 
-use super::StoreError;
 use super::changes::{GitRows, blob, integer};
 use super::engine::{Columns, DatabaseEngine, EngineStore, Query, StoreEngine};
+use super::{StoreError, StoreFuture};
 
 /// Events that are read at once.
 const EVENTS_PER_READ: i64 = 1_000;
@@ -85,14 +85,30 @@ impl EventRow {
     }
 }
 
-impl<E: DatabaseEngine> EngineStore<E> {
+/// Stored events, one by one.
+pub trait StoredEvents: Send + Sync {
     /// Returns the next events of a table after an id, in the order of their ids; the first ones without an id. None are
     /// left if there are none.
-    pub async fn events_after(
+    fn events_after(
         &self,
         table: EventTable,
         after: Option<EventId>,
-    ) -> Result<Vec<EventRow>, StoreError> {
+    ) -> StoreFuture<'_, Vec<EventRow>>;
+}
+
+/// Dropping damaged events.
+pub trait DropEvents: Send + Sync {
+    /// Drops damaged events of a table, with everything that leads to them. Nothing is remembered about them: they may be
+    /// stored again. Reads whole tables, and must not run beside a server, which would not learn of it.
+    fn drop_events(&self, table: EventTable, ids: BTreeSet<EventId>) -> StoreFuture<'_, ()>;
+}
+
+impl<E: DatabaseEngine> StoredEvents for EngineStore<E> {
+    fn events_after(
+        &self,
+        table: EventTable,
+        after: Option<EventId>,
+    ) -> StoreFuture<'_, Vec<EventRow>> {
         let after = after.map_or_else(Vec::new, |id| id.as_bytes().to_vec());
         let values = vec![Value::Blob(after), integer(EVENTS_PER_READ)];
         let read = |row: &dyn Columns| {
@@ -101,28 +117,22 @@ impl<E: DatabaseEngine> EngineStore<E> {
                 json: row.text(1)?,
             })
         };
-        self.0
-            .rows(Query::new(table.next_sql(), values, read))
-            .await
+        Box::pin(self.0.rows(Query::new(table.next_sql(), values, read)))
     }
 }
 
-impl<E: StoreEngine> EngineStore<E> {
-    /// Drops damaged events of a table, with everything that leads to them. Nothing is remembered about them: they may be
-    /// stored again. Reads whole tables, and must not run beside a server, which would not learn of it.
-    pub async fn drop_events(
-        &self,
-        table: EventTable,
-        ids: BTreeSet<EventId>,
-    ) -> Result<(), StoreError> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        for some in ids.chunks(EVENTS_PER_DROP) {
-            let some = some.to_vec();
-            let drop = move |tables: &E::Tables<'_>| drop_rows(tables, table, &some);
-            let wanted = self.0.want(|_, _| ());
-            self.0.write(EVENTS_PER_DROP, wanted, drop).await?;
-        }
-        Ok(())
+impl<E: StoreEngine> DropEvents for EngineStore<E> {
+    fn drop_events(&self, table: EventTable, ids: BTreeSet<EventId>) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            let ids: Vec<_> = ids.into_iter().collect();
+            for some in ids.chunks(EVENTS_PER_DROP) {
+                let some = some.to_vec();
+                let drop = move |tables: &E::Tables<'_>| drop_rows(tables, table, &some);
+                let wanted = self.0.want(|_, _| ());
+                self.0.write(EVENTS_PER_DROP, wanted, drop).await?;
+            }
+            Ok(())
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use grasp_relay::store::EventStore;
-use grasp_relay::store::check::{EventFault, EventTable};
+use grasp_relay::store::check::{DropEvents as _, EventFault, EventTable, StoredEvents as _};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use nostr::event::{Event, EventBuilder, EventId, FinalizeEvent as _, Kind, Tag};
 use nostr::filter::Filter;

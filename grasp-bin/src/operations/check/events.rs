@@ -8,7 +8,7 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context as _, Result};
 use grasp_relay::store::EventStore as _;
-use grasp_relay::store::check::{EventRow, EventTable};
+use grasp_relay::store::check::{DropEvents as _, EventRow, EventTable, StoredEvents as _};
 use grasp_relay::store::sqlite::{SqliteReader, SqliteStore};
 use nostr::event::EventId;
 use serde::Serialize;
