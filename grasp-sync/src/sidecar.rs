@@ -22,10 +22,10 @@ use grasp_core::kinds::REPLY_KINDS;
 use grasp_core::limits::{BackoffPolicy, PeerText};
 use grasp_core::nip34::Announcement;
 use grasp_core::nostr::event::{Event, EventId, Kind};
-use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
-use grasp_core::{RelayUrl, RepoId, Verified, kinds};
+use grasp_core::{RelayUrl, RepoId, Verified, deletion, kinds};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use crate::driver::codec::{self, RelayMessage};
@@ -206,6 +206,11 @@ const RECONNECT: BackoffPolicy = BackoffPolicy {
 /// Time before a loss that is read again: clocks differ, and events may be late.
 const OVERLAP: Duration = Duration::from_secs(15 * 60);
 
+/// Coordinates that one request for members names.
+const COORDINATES_AT_ONCE: usize = 50;
+/// Coordinates whose members are read: those of repositories, and of members themselves.
+const MAX_COORDINATES: usize = 100_000;
+
 async fn follow(
     remote: Arc<Remote>,
     kinds: Vec<Kind>,
@@ -261,6 +266,7 @@ impl Follower {
             .subscribe(&filters.next().unwrap_or_default())
             .await?;
         self.read(client).await?;
+        self.read_members(client).await?;
         match std::mem::replace(&mut self.has_caught_up, true) {
             false => self.news(News::CaughtUp).await?,
             true => self.check_for_losses(client).await?,
@@ -316,6 +322,45 @@ impl Follower {
         Ok(())
     }
 
+    /// Streams stored addressable events of any kind that name a repository, and those that name one of these: other events
+    /// may name only them. A relay that refuses to be asked for that has them streamed when they come.
+    async fn read_members(&mut self, client: &mut Client) -> Result<(), Unanswered> {
+        let mut filter = Filter::new().kinds(members_beside(&self.kinds));
+        filter.since = self.since;
+        let mut named: BTreeSet<String> = self.served.iter().map(RepoId::to_string).collect();
+        let mut waiting: Vec<String> = named.iter().cloned().collect();
+        while !waiting.is_empty() {
+            let rest = waiting.split_off(waiting.len().min(COORDINATES_AT_ONCE));
+            let some = std::mem::replace(&mut waiting, rest);
+            let mut reading = client.read(
+                filter
+                    .clone()
+                    .custom_tags(SingleLetterTag::LOWERCASE_A, some),
+            );
+            loop {
+                let page = match reading.next().await {
+                    Ok(Some(page)) => page,
+                    Ok(None) => break,
+                    Err(Unanswered::Closed(text)) => {
+                        tracing::debug!(text, "the local relay does not list addressable events");
+                        return Ok(());
+                    }
+                    Err(error) => return Err(error),
+                };
+                for event in page {
+                    let coordinate = deletion::coordinate(&event).map(|one| one.to_string());
+                    if let Some(coordinate) = coordinate.filter(|_| named.len() < MAX_COORDINATES) {
+                        if named.insert(coordinate.clone()) {
+                            waiting.push(coordinate);
+                        }
+                    }
+                    self.news(News::Accepted(Arc::new(event))).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Checks whether the relay came back with less: emptied, or from an older copy.
     async fn check_for_losses(&mut self, client: &mut Client) -> Result<(), Unanswered> {
         let mut there = BTreeSet::new();
@@ -363,6 +408,17 @@ impl Follower {
             .await
             .map_err(|_| Unanswered::Lost)
     }
+}
+
+/// Returns the addressable kinds beside these. States are addressable too, and nothing names them.
+fn members_beside(known: &[Kind]) -> Vec<Kind> {
+    let mut others = Vec::new();
+    for kind in (30_000..40_000).map(Kind::from_u16) {
+        if kind != kinds::STATE && !known.contains(&kind) {
+            others.push(kind);
+        }
+    }
+    others
 }
 
 /// Events that may be sent before the relay has answered the first of them.

@@ -1,6 +1,7 @@
 //! A sidecar keeps a relay of another kind complete.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use grasp_core::kinds;
@@ -150,6 +151,33 @@ async fn only_states_are_copied_for_a_held_announcement_until_it_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_names_an_addressable_event_of_any_kind_is_copied_after_a_restart() {
+    let author = Author::new();
+    let repo = author.repo("grasp").to_string();
+    let named = |kind: u16, name: &str| format!("{kind}:{}:{name}", author.0.public_key());
+    let article = author.sign(Kind::from(30_023), "", &[&["d", "intro"], &["a", &repo]]);
+    let page = author.sign(
+        Kind::from(30_818),
+        "",
+        &[&["d", "page"], &["a", &named(30_023, "intro")]],
+    );
+    let about_page = author.sign(Kind::Comment, "", &[&["a", &named(30_818, "page")]]);
+    let there = HonestRelay::new([about_page.clone()]);
+    let remote = there.start().await;
+    // They are here since an earlier run, which a sidecar without records knows nothing of.
+    let announcement = author.announcement("grasp", &[&remote.url()]);
+    let here = HonestRelay::new([announcement.clone(), article, page]);
+    there.publish(announcement);
+    let relay = here.start().await;
+    let sidecar = Arc::new(Sidecar::start(relay.url()));
+    let mut settings = Local::settings(&[remote.url()]);
+    settings.engine.discovery_window = Duration::from_secs(1);
+    let syncer = Syncer::start(sidecar, settings).await.unwrap();
+    here.until_has(&[&about_page]).await;
+    syncer.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_inventory_is_complete_however_the_relay_limits_its_pages() {
     let author = Author::new();
     let at = |second: u64, kind, n: u64| {
@@ -207,7 +235,7 @@ async fn a_lost_feed_continues_where_it_ended() {
                 }
                 client.answer(&message, &stored).await;
                 pages += 1;
-                if client.number == 0 && pages == 3 {
+                if client.number == 0 && pages == 4 {
                     return;
                 }
             }
