@@ -262,22 +262,15 @@ fn progress_text(relay: &RelayStatus, per_second: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use grasp_sync::driver::Counts;
-
     use super::*;
 
     fn relay(connection: ConnectionStatus, fetched: u64, wanted: u64) -> RelayStatus {
-        let counts = Counts {
-            live: 5,
-            known: fetched - 5,
-            ..Counts::default()
-        };
-        RelayStatus {
-            connection,
-            counts,
-            wanted,
-            ..RelayStatus::default()
-        }
+        let mut status = RelayStatus::default();
+        status.connection = connection;
+        status.counts.live = 5;
+        status.counts.known = fetched - 5;
+        status.wanted = wanted;
+        status
     }
 
     #[test]

@@ -471,19 +471,15 @@ mod tests {
     fn a_relay_is_shown_with_its_reliability() {
         let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
         let repo = |name: &str| format!("30617:{owner}:{name}").parse::<RepoId>().unwrap();
-        let reliability = PeerReliability {
-            up: Duration::from_secs(30),
-            down: Duration::from_secs(10),
-            received: 1,
-            compared: 3,
-            lacking: 1,
-            missing: [(repo("few"), 2), (repo("many\n"), 7)].into(),
-            ..PeerReliability::default()
-        };
-        let status = RelayStatus {
-            reliability: Some(reliability),
-            ..RelayStatus::default()
-        };
+        let mut reliability = PeerReliability::default();
+        reliability.up = Duration::from_secs(30);
+        reliability.down = Duration::from_secs(10);
+        reliability.received = 1;
+        reliability.compared = 3;
+        reliability.lacking = 1;
+        reliability.missing = [(repo("few"), 2), (repo("many\n"), 7)].into();
+        let mut status = RelayStatus::default();
+        status.reliability = Some(reliability);
         let row = relay_row((&"wss://relay.example.com".parse().unwrap(), &status));
         assert_eq!((row.uptime, row.coverage), (Some(0.75), Some(0.75)));
         let lacks = |row: &MissingRow| (row.repository.clone(), row.events);

@@ -410,6 +410,7 @@ async fn write(
 
 /// Limits of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// The longest message that is read, in bytes; a longer one ends the connection. Default: 2 MiB.
     ///

@@ -25,6 +25,7 @@ pub struct Status {
 
 /// The status of one relay. Counts are of this process.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct RelayStatus {
     /// The status of the connection.
     pub connection: ConnectionStatus,
@@ -74,6 +75,7 @@ pub struct Failed {
 
 /// Events that a relay delivered, by judgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counts {
     /// New, by a live subscription.
     pub live: u64,

@@ -569,6 +569,7 @@ pub struct Failure {
 /// The reliability of a relay, across restarts of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct PeerReliability {
     /// Attempts to connect.
     pub attempts: u64,
