@@ -113,16 +113,10 @@ pub(super) struct Forwarder {
 
 impl Forwarder {
     pub(super) fn new(key: NodeKey, roles: RoleWatch, hub: Hub, metrics: Metrics) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.set_nodelay(true);
-        connector.set_keepalive(Some(CONNECT_TIMEOUT));
-        #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-        connector.set_tcp_user_timeout(Some(SILENCE_TIMEOUT));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(BATCHES_AT_ONCE)
-            .build(connector);
+            .build(connector(SILENCE_TIMEOUT));
         let (pushes, batches) = (shared_pool(PUSHES_AT_ONCE), shared_pool(BATCHES_AT_ONCE));
         Self {
             client,
@@ -363,6 +357,17 @@ impl Ingest for Forwarder {
     }
 }
 
+/// Connects to other nodes. A connection fails once the other end acknowledges no byte for this long.
+fn connector(silence: Duration) -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_nodelay(true);
+    connector.set_keepalive(Some(CONNECT_TIMEOUT));
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    connector.set_tcp_user_timeout(Some(silence));
+    connector
+}
+
 /// Encodes a batch. Events with many tags take long, so a thread of its own does it.
 async fn encode(authenticated: &[PublicKey], events: &[Verified<Arc<Event>>]) -> Bytes {
     let authenticated = authenticated.to_vec();
@@ -577,6 +582,61 @@ mod tests {
             "{}",
             seen.borrow().len()
         );
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_node_that_reads_nothing_is_given_up() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let silence = Duration::from_millis(500);
+        let client = Client::builder(TokioExecutor::new()).build(connector(silence));
+        // Far more than the buffers of both ends, and no pause after which it would be sent again.
+        let chunk = || Ok::<_, std::io::Error>(Bytes::from_static(&[0; 65_536]));
+        let body = Body::from_stream(futures_util::stream::repeat_with(chunk));
+        let request = Request::post(format!("http://{address}/"))
+            .body(body)
+            .unwrap();
+        let passing = tokio::spawn(client.request(request));
+        // The connection stays open, and nobody reads from it.
+        let (_stream, _) = listener.accept().await.unwrap();
+        let passed = tokio::time::timeout(silence * 40, passing).await;
+        assert!(passed.expect("it ends").unwrap().is_err());
+    }
+
+    /// A writer that begins an answer to a push with this text and does not end it.
+    async fn slow_writer(begins_with: &'static str) -> String {
+        let answer = move || async move {
+            let first = Ok::<_, std::io::Error>(begins_with);
+            let first = futures_util::stream::iter([first]);
+            Body::from_stream(first.chain(futures_util::stream::pending()))
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = Router::new().route("/x.git/git-receive-pack", post(answer));
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn the_answer_to_a_push_ends_when_its_writer_loses_the_lease() {
+        let writer: Arc<str> = slow_writer("unpack ok").await.into();
+        let of = |writer: &Arc<str>| Role::Reader {
+            writer: Some(Arc::clone(writer)),
+        };
+        let (role, roles) = watch::channel(of(&writer));
+        let (key, roles) = (NodeKey::new([1; 32]), RoleWatch::new(roles));
+        let forwarder = Forwarder::new(key, roles, Hub::of_node(), Metrics::default());
+        let push = Request::post("/x.git/git-receive-pack")
+            .body(Body::empty())
+            .unwrap();
+        let answer = forwarder.pass(push, (&of(&writer), &writer)).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        let mut body = answer.into_body().into_data_stream();
+        assert_eq!(body.next().await.unwrap().unwrap(), "unpack ok");
+        role.send_replace(Role::Reader { writer: None });
+        let next = tokio::time::timeout(EVENTS_TIMEOUT, body.next()).await;
+        assert!(next.expect("the answer ends").is_none());
     }
 
     #[tokio::test]
