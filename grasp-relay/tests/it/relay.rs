@@ -6,7 +6,7 @@ use grasp_relay::nostr::Limits;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use serde_json::json;
 
-use crate::support::{Relay, note, tagged};
+use crate::support::{Relay, bulk, note, tagged};
 
 fn event_message(event: &nostr::event::Event) -> String {
     format!(r#"["EVENT",{}]"#, event.as_json())
@@ -209,4 +209,35 @@ async fn a_burst_is_delivered_completely_and_in_order() {
     for event in &events {
         assert_eq!(client.next().await[2]["id"], event.id.to_hex());
     }
+}
+
+#[tokio::test]
+async fn eose_without_history_follows_every_event_that_was_published_before() {
+    const COUNT: u32 = 4_000;
+    let limits = Limits {
+        live_queue_bytes: 256 * 1024 * 1024,
+        ..Limits::default()
+    };
+    let relay = Relay::limited(limits).await;
+    let mut client = relay.client().await;
+    client.req("old", r#"{"kinds":[1],"limit":0}"#).await;
+    // More than the buffers of the socket take: most of them wait for a client that does not read yet.
+    for event in bulk(1, COUNT, 10_000) {
+        relay.hub.publish(Arc::new(event)).await;
+    }
+    relay.hub.stats().await;
+    client
+        .send(r#"["REQ","new",{"kinds":[1],"limit":0}]"#)
+        .await;
+    let mut received = 0;
+    loop {
+        let message = client.next().await;
+        if message[0] == "EOSE" {
+            break;
+        }
+        assert_eq!(message[1], "old");
+        received += 1;
+    }
+    // A client that ends the older subscription now has missed nothing.
+    assert_eq!(received, COUNT);
 }
