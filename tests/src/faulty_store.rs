@@ -1,4 +1,4 @@
-//! An event store that fails on demand and counts queries.
+//! An event store that fails or waits on demand and counts queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,14 +22,17 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
+use tokio::sync::watch;
 
 use crate::StoreWrapper;
 
-/// A switch: while it is on, commits of state events fail.
+/// A switch: while it is on, commits of state events fail. Commits can be held back, too.
 #[derive(Clone, Debug, Default)]
 pub struct Fault {
     on: Arc<AtomicBool>,
     queries: Arc<AtomicUsize>,
+    holds: watch::Sender<bool>,
+    held_back: watch::Sender<usize>,
 }
 
 impl Fault {
@@ -47,6 +50,31 @@ impl Fault {
     /// Returns the number of queries so far.
     pub fn queries(&self) -> usize {
         self.queries.load(Ordering::SeqCst)
+    }
+
+    /// Holds back all commits, until [`Self::let_commits_go`].
+    pub fn hold_commits(&self) {
+        self.holds.send_replace(true);
+    }
+
+    /// Lets commits go that were held back.
+    pub fn let_commits_go(&self) {
+        self.holds.send_replace(false);
+    }
+
+    /// Waits until a commit has been held back.
+    pub async fn until_commit_is_held(&self) {
+        let mut held_back = self.held_back.subscribe();
+        _ = held_back.wait_for(|count| *count > 0).await;
+    }
+
+    /// Waits for as long as commits are held back.
+    async fn pass(&self) {
+        let mut holds = self.holds.subscribe();
+        if *holds.borrow() {
+            self.held_back.send_modify(|count| *count += 1);
+            _ = holds.wait_for(|holds| !holds).await;
+        }
     }
 
     /// Switches the fault on or off.
@@ -72,7 +100,10 @@ impl Database for FaultyStore {
                 error,
             )))));
         }
-        self.store.commit(commit)
+        Box::pin(async move {
+            self.fault.pass().await;
+            self.store.commit(commit).await
+        })
     }
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {

@@ -1,8 +1,11 @@
 //! Concurrent operations on one repository.
 
+use std::time::Duration;
+
 use grasp_tests::wire::{ZERO_ID, push};
 use grasp_tests::{
-    AdjustableClock, Author, Instance, Leftovers, Workdir, read_response, request_head,
+    AdjustableClock, Author, Fault, Instance, Leftovers, Settings, Workdir, read_response,
+    request_head,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -82,6 +85,64 @@ async fn after_two_different_concurrent_pushes_the_refs_match_the_served_state()
     let clone = Workdir::empty();
     clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
     clone.git(&["fsck", "--strict"]).await.expect_ok();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_push_is_judged_on_the_refs_that_the_push_before_it_leaves() {
+    let fault = Fault::default();
+    let settings = Settings {
+        store: Some(fault.store_wrapper()),
+        ..Settings::one_process()
+    };
+    let instance = Instance::with_settings(settings).await;
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let base = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let url = instance.clone_url(&alice.repo("x"));
+    let mut specs = Vec::new();
+    for (which, later) in [("one", 1), ("two", 2)] {
+        work.git(&["checkout", "-q", "--detach", &base])
+            .await
+            .expect_ok();
+        let commit = work.commit(which).await;
+        let state = alice.later(later).state("x", &[(MAIN, &commit)]);
+        instance.ingest(vec![state]).await;
+        specs.push(format!("+{commit}:{MAIN}"));
+    }
+
+    // The first has its turn, and the lock, while what it brought is committed.
+    fault.hold_commits();
+    let first = ["push", &url, &specs[0]];
+    let second = ["push", &url, &specs[1]];
+    let until_second_waits = async {
+        fault.until_commit_is_held().await;
+        let before = instance.leftovers().incoming;
+        let pushing = work.git(&second);
+        tokio::pin!(pushing);
+        let is_received = async {
+            for _ in 0..30 {
+                instance
+                    .leftovers_when(|left| left.incoming > before && left.processes.is_empty())
+                    .await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            pushed = &mut pushing => panic!("it did not wait: {pushed:?}"),
+            () = is_received => fault.let_commits_go(),
+        }
+        pushing.await
+    };
+    let (first, second) = tokio::join!(work.git(&first), until_second_waits);
+    first.expect_ok();
+    let why = second.expect_refused();
+    assert!(why.contains("remote rejected"), "{why}");
+    assert!(
+        instance
+            .refs(&alice.repo("x"))
+            .await
+            .contains(&specs[0][1..41])
+    );
 }
 
 #[tokio::test]
