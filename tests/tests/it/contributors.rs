@@ -162,9 +162,15 @@ async fn a_request_to_an_unknown_repository_is_held_until_its_author_pushes() {
 
 #[tokio::test]
 async fn a_request_to_a_hosted_repository_is_served_there_in_either_order() {
-    for event_first in [true, false] {
+    for (event_first, is_related) in [(true, true), (false, true), (true, false), (false, false)] {
         let (instance, alice, bob) = (start_open().await, Author::new(), Author::new());
         let work = instance.host(&alice, "x").await;
+        if !is_related {
+            // The event names the repository, whatever the history is.
+            work.git(&["checkout", "-q", "--orphan", "other"])
+                .await
+                .expect_ok();
+        }
         let tip = work.commit("work").await;
         let url = endpoint(&instance, &bob, "x");
         let event = request(&bob, &alice, "x", &tip, &url);
@@ -176,7 +182,10 @@ async fn a_request_to_a_hosted_repository_is_served_there_in_either_order() {
             work.git(&["push", &url, &spec]).await.expect_ok();
             assert!(accepted(&instance, &event).await);
         }
-        assert!(instance.serves(&event).await, "event first: {event_first}");
+        assert!(
+            instance.serves(&event).await,
+            "event first: {event_first}, shared history: {is_related}"
+        );
         let shown = format!("{tip}\trefs/nostr/{}", event.id);
         assert!(instance.refs(&alice.repo("x")).await.contains(&shown));
         assert_eq!(listed(&url).await, shown);
