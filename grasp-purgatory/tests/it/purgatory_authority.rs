@@ -4,6 +4,7 @@ use grasp_core::MaintainerModel;
 use grasp_core::admission::Policy;
 use grasp_purgatory::Config;
 
+use crate::model_disk::hosted;
 use crate::model_events::*;
 use crate::model_world::World;
 
@@ -77,6 +78,32 @@ fn states_completed_together_move_refs_once_and_are_stored_from_the_oldest() {
         world.view(&ALICE.repo("x")).unwrap()[&branch("main")],
         oid(2)
     );
+}
+
+#[test]
+fn a_stored_state_whose_objects_are_gone_is_not_shown_until_they_are_here_again() {
+    let mut world = World::new();
+    let repo = ALICE.repo("x");
+    world.send(&announcement(ALICE, "x", 0, &[BOB])).unwrap();
+    world.send(&elsewhere(BOB, "x", 0, &[ALICE])).unwrap();
+    let (his, hers) = (
+        state(BOB, "x", 1, &[("main", 1)]),
+        state(ALICE, "x", 2, &[("main", 2)]),
+    );
+    world.send(&his).unwrap();
+    world.send(&hers).unwrap();
+    world.fetch(&repo, &[1, 2]).unwrap();
+    assert!(world.serves(&his) && world.serves(&hers));
+    world
+        .disk
+        .git
+        .repo_mut(&hosted(&repo))
+        .objects
+        .remove(&oid(1));
+    world.send(&deletion(ALICE, 3, &[&hers])).unwrap();
+    assert!(world.view(&repo).unwrap().is_empty());
+    world.fetch(&repo, &[1]).unwrap();
+    assert_eq!(world.view(&repo).unwrap()[&branch("main")], oid(1));
 }
 
 #[test]
