@@ -245,10 +245,7 @@ impl Purgatory {
         );
         repos
     }
-}
 
-/// Holding.
-impl Purgatory {
     fn hold(&mut self, out: &mut Outputs, event: Arc<Event>, hold: &Hold, origin: &Origin) {
         let id = event.id;
         // Repeated offers of other relays do not end an event's expiry.
@@ -481,10 +478,7 @@ impl Purgatory {
         self.staging.remove(out, id, None);
         self.tasks.clear_proposal(out, id, BTreeSet::new(), repos);
     }
-}
 
-/// Withdrawal by authors.
-impl Purgatory {
     fn deleted(&mut self, out: &mut Outputs, request: &Event) {
         let Ok(DeletionRequest { ids, coordinates }) = DeletionRequest::parse(request) else {
             return;
@@ -552,9 +546,7 @@ impl Purgatory {
             }
         }
     }
-}
 
-impl Purgatory {
     fn tick(&mut self, out: &mut Outputs) {
         self.last_sweep = self.now.mono;
         self.releases.retry(out, self.now.mono, self.now.unix);

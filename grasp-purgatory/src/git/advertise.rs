@@ -292,6 +292,27 @@ impl Encoder {
         }
         list
     }
+
+    /// Encodes the next piece, which is empty if none of the refs that were considered is part of the list. Returns `None`
+    /// after the end.
+    fn next_piece(&mut self) -> Option<Vec<u8>> {
+        if self.is_finished {
+            return None;
+        }
+        let mut piece = std::mem::take(&mut self.start);
+        let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.refs.refs.range((from, Bound::Unbounded));
+        for (number, (name, target)) in rest.enumerate() {
+            self.form.encode(name, target, &mut piece);
+            if piece.len() >= CHUNK || number >= REFS_PER_STEP {
+                self.last = Some(name.clone());
+                return Some(piece);
+            }
+        }
+        self.is_finished = true;
+        self.form.finish(&mut piece);
+        Some(piece)
+    }
 }
 
 impl Form {
@@ -331,29 +352,6 @@ impl Form {
                 .for_each(|all| encode_advertised(line, Some(all), to));
         }
         to.extend(FLUSH);
-    }
-}
-
-impl Encoder {
-    /// Encodes the next piece, which is empty if none of the refs that were considered is part of the list. Returns `None`
-    /// after the end.
-    fn next_piece(&mut self) -> Option<Vec<u8>> {
-        if self.is_finished {
-            return None;
-        }
-        let mut piece = std::mem::take(&mut self.start);
-        let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
-        let rest = self.refs.refs.range((from, Bound::Unbounded));
-        for (number, (name, target)) in rest.enumerate() {
-            self.form.encode(name, target, &mut piece);
-            if piece.len() >= CHUNK || number >= REFS_PER_STEP {
-                self.last = Some(name.clone());
-                return Some(piece);
-            }
-        }
-        self.is_finished = true;
-        self.form.finish(&mut piece);
-        Some(piece)
     }
 }
 

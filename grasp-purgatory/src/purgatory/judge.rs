@@ -540,10 +540,9 @@ impl Judgement<'_> {
         wanted.served = newer.into_iter().max_by_key(|state| state.version).cloned();
         wanted
     }
-}
 
-/// Pull requests: served once their tip is in a repository that they are addressed to, and from there in all of them.
-impl Judgement<'_> {
+    // Pull requests: served once their tip is in a repository that they are addressed to, and from there in all of them.
+
     /// Returns the held pull requests that are addressed to a maintainer.
     fn addressed(&self) -> Vec<&HeldEvent> {
         let mut addressed: BTreeMap<EventId, &HeldEvent> = BTreeMap::new();

@@ -148,10 +148,7 @@ impl Purgatory {
         let check = |new| self.held.check(&self.config, &new, Presence::Held);
         new.map(check) != Some(Err(HoldOutcome::Full))
     }
-}
 
-/// Queries of pushes.
-impl Purgatory {
     /// Returns the held states of these maintainers of a repository, each of which a push may realise.
     pub fn candidates(&self, repo: &RepoId, maintainers: &BTreeSet<PublicKey>) -> Vec<Candidate> {
         let states = self.held_for(repo, maintainers).states.into_iter();
@@ -210,10 +207,7 @@ impl Purgatory {
         let staged = self.staging.of(id);
         staged.is_some_and(|staged| staged.tips.contains_key(tip)) || self.tip_of(id) == Some(*tip)
     }
-}
 
-/// Queries of the driver and the hunter.
-impl Purgatory {
     /// Returns whether a state of a repository's owner, or a pull request that was pushed to the owner's repository for
     /// pull requests, is held. Others only name it.
     pub fn has_other_than_named(&self, repo: &RepoId) -> bool {
