@@ -675,7 +675,9 @@ impl PurgatoryDriver {
 
     /// Handles that events of these repositories were taken out of service.
     pub async fn affected(&self, repos: BTreeSet<RepoId>) {
-        self.executor.wake_affected(repos).await;
+        self.executor.wake_affected(repos.clone()).await;
+        let executor = self.executor.clone();
+        tokio::spawn(async move { executor.collect_affected(repos).await });
     }
 
     /// Returns whether the author of an announcement has as many repositories here as allowed.

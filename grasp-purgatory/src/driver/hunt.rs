@@ -216,7 +216,7 @@ impl SyncContext for ServerContext {
         let _report = FetchInProgress::report(self, repo);
         let (name, wanted) = (repo.clone(), oids.clone());
         let question = move |purgatory: &Purgatory| purgatory.wanted_for(&name, &wanted);
-        let (claimant, is_proposal) = match self.executor.ask(question).await {
+        let (claimant, is_proposal) = match self.executor.ask(question.clone()).await {
             Err(_) => return Fetched::nothing(FetchError::Cancelled),
             // Objects of served events that were lost are fetched without a limit.
             Ok(None) => return fetcher.fetch(repo, url, oids, answered).await,
@@ -234,6 +234,12 @@ impl SyncContext for ServerContext {
             .fetch(repo, url, oids, answered)
             .await;
         self.executor.charge_hunted(repo, &claimant, fetched.bytes);
+        if let Ok(None) = self.executor.ask(question).await {
+            // Its event was withdrawn while it came, or is served already.
+            if let Err(error) = self.executor.clear_objects(repo, oids).await {
+                tracing::warn!(%error, %repo, "could not look for objects that nothing refers to");
+            }
+        }
         fetched
     }
 

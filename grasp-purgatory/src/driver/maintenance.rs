@@ -100,6 +100,11 @@ impl Executor {
         })
         .await;
         let _ = is_done.await;
+        self.settle(repo).await;
+    }
+
+    /// Waits until all that is known about a repository now has had its effects.
+    async fn settle(&self, repo: RepoId) {
         let (reply, is_settled) = oneshot::channel();
         self.order(Order::Settle {
             repo,
@@ -108,6 +113,15 @@ impl Executor {
         })
         .await;
         let _ = is_settled.await;
+    }
+
+    /// Removes what events brought that were deleted or have vanished. What their repositories show instead stays: it is
+    /// known once they were surveyed.
+    pub(super) async fn collect_affected(&self, repos: BTreeSet<RepoId>) {
+        for repo in repos {
+            self.settle(repo.clone()).await;
+            self.collect_removed(&repo).await;
+        }
     }
 
     /// Returns every repository that is hosted, on disk or by a stored announcement.

@@ -44,7 +44,9 @@ fn repo_of(output: &Output) -> Option<&RepoId> {
         Output::RunTask(
             CleanupTask::CreateView { repo } | CleanupTask::RemoveView { repo, .. },
         ) => Some(repo),
-        Output::RunTask(CleanupTask::ClearProposal { repos, .. }) => repos.first(),
+        Output::RunTask(
+            CleanupTask::ClearProposal { repos, .. } | CleanupTask::ClearObjects { repos, .. },
+        ) => repos.first(),
         _ => None,
     }
 }

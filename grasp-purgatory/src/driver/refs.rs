@@ -180,7 +180,25 @@ impl Executor {
             CleanupTask::ClearProposal { id, keep, repos } => {
                 self.clear_proposal(*id, keep, repos).await?;
             }
+            CleanupTask::ClearObjects { tips, repos, .. } => {
+                for repo in repos {
+                    self.clear_objects(repo, tips).await?;
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Removes the objects of these tips from a repository, where nothing else needs them.
+    pub(super) async fn clear_objects(
+        &self,
+        repo: &RepoId,
+        tips: &BTreeSet<Oid>,
+    ) -> Result<(), GitError> {
+        for store in self.parts.stores() {
+            store.lock(repo).await?.mark_unneeded(tips).await?;
+        }
+        self.collect_removed(repo).await;
         Ok(())
     }
 

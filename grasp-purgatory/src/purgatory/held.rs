@@ -8,7 +8,7 @@ use std::time::Duration;
 use grasp_core::admission::{Origin, Presence};
 use grasp_core::nip34::{Announcement, Proposal, State};
 use grasp_core::resources::Claimant;
-use grasp_core::{RepoId, Version, kinds};
+use grasp_core::{Oid, RepoId, Version, kinds};
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -138,6 +138,15 @@ impl HeldEvent {
             Some(proposal)
         } else {
             None
+        }
+    }
+
+    /// Returns the objects that it waits for.
+    pub(super) fn tips(&self) -> BTreeSet<Oid> {
+        match &self.content {
+            Content::State(state) => state.tips().into_iter().flatten().collect(),
+            Content::Proposal(proposal) => BTreeSet::from([proposal.tip]),
+            Content::Announcement(_) => BTreeSet::new(),
         }
     }
 

@@ -522,12 +522,19 @@ impl Purgatory {
             return;
         };
         let may_have_refs = is_taken_back && held.proposal().is_some();
+        let tips = held.tips();
         let announced = held
             .announcement()
             .map(|announcement| announcement.repo.clone());
         let repos = self.repos_of(&id);
+        let hunters = self.wanted.hunters(&id);
         self.held.remove(out, id);
         self.releases.decided(out, id, HoldOutcome::Superseded);
+        if is_taken_back && !tips.is_empty() {
+            let repos = &repos | &hunters;
+            self.tasks
+                .add(out, CleanupTask::ClearObjects { id, tips, repos });
+        }
         self.event_ended(out, id, repos, may_have_refs);
         if let Some(repo) = announced {
             out.push(Output::Wake {

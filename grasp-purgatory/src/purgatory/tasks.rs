@@ -35,6 +35,13 @@ pub enum CleanupTask {
         keep: BTreeSet<Oid>,
         repos: BTreeSet<RepoId>,
     },
+    /// Remove the objects that were fetched or pushed for an event which was never served, and is withdrawn now, from these
+    /// repositories, where nothing else needs them.
+    ClearObjects {
+        id: EventId,
+        tips: BTreeSet<Oid>,
+        repos: BTreeSet<RepoId>,
+    },
 }
 
 impl CleanupTask {
@@ -43,6 +50,7 @@ impl CleanupTask {
         match self {
             Self::CreateView { repo } | Self::RemoveView { repo, .. } => format!("view {repo}"),
             Self::ClearProposal { id, .. } => Self::key_of_proposal(id),
+            Self::ClearObjects { id, .. } => format!("objects {id}"),
         }
     }
 

@@ -199,6 +199,47 @@ async fn objects_of_a_deleted_state_are_gone_at_once_and_those_of_replaced_ones_
 }
 
 #[tokio::test]
+async fn what_was_fetched_for_a_withdrawn_event_is_removed_unless_something_contains_it() {
+    let (fixture, work) = (Fixture::new().await, Work::new());
+    let repo = fixture.repo("x").await;
+    let first = work.commit("first");
+    let shown = work.commit("shown");
+    fixture
+        .push(&repo, &work, &[(MAIN, Some(shown))])
+        .await
+        .unwrap();
+    let fetched = unrelated(&work, "fetched");
+    work.git(&["tag", "-m", "a tag", "tag", &shown.to_string()]);
+    let tag: Oid = work.git(&["rev-parse", "tag"]).trim().parse().unwrap();
+    let repository = fixture.store.repository(&repo);
+    let nowhere: Oid = "ab".repeat(20).parse().unwrap();
+    let cases = [(None, first, false), (None, nowhere, false)];
+    let cases = cases
+        .into_iter()
+        .chain([(Some(fetched), fetched, true), (Some(tag), tag, true)]);
+    for (brought, tip, is_removed) in cases {
+        if let Some(brought) = brought {
+            let incoming = fixture
+                .receive(&repo, &work.pack(&[brought]))
+                .await
+                .unwrap();
+            repository
+                .take_in(incoming, &[brought].into())
+                .await
+                .unwrap();
+        }
+        let mut guard = fixture.store.lock(&repo).await.unwrap();
+        guard.mark_unneeded(&[shown, tip].into()).await.unwrap();
+        drop(guard);
+        let row = fixture.store.row(&repo).await.unwrap();
+        assert_eq!(row.garbage == Some(Garbage::Removed), is_removed, "{tip}");
+        assert_eq!(collect(&fixture, &repo, now()).await, is_removed, "{tip}");
+        assert!(!is_removed || !is_readable(&fixture, &repo, tip).await);
+        assert!(is_readable(&fixture, &repo, first).await);
+    }
+}
+
+#[tokio::test]
 async fn objects_of_a_deleted_state_stay_while_a_held_event_wants_them() {
     let (fixture, work) = (Fixture::new().await, Work::new());
     let repo = fixture.repo("x").await;

@@ -515,6 +515,8 @@ impl Disk {
                     .and_then(|e| Some(Proposal::parse(e).ok()?.tip));
                 self.git.clear(id, keep, repos, served);
             }
+            // The model keeps every object.
+            CleanupTask::ClearObjects { .. } => {}
         }
     }
 }

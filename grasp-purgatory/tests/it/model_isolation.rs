@@ -182,7 +182,9 @@ fn seen(world: &mut World) -> Seen {
             CleanupTask::CreateView { repo: of } | CleanupTask::RemoveView { repo: of, .. } => {
                 *of == repo
             }
-            CleanupTask::ClearProposal { repos, .. } => repos.contains(&repo),
+            CleanupTask::ClearProposal { repos, .. } | CleanupTask::ClearObjects { repos, .. } => {
+                repos.contains(&repo)
+            }
         });
         seen.repos.push(SeenRepo {
             view: world.disk.git.view(&hosted(&repo)).cloned(),

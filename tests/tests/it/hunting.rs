@@ -1,6 +1,7 @@
 //! The hunt: git data is fetched from the servers that announcements and proposals name.
 
 mod hourly;
+mod removal;
 mod targets;
 
 use std::time::{Duration, Instant};

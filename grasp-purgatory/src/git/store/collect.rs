@@ -175,7 +175,21 @@ async fn replace_all(
     pack_change::replace(guard, packed, old, change).await
 }
 
-/// Returns those of these commits that are here and reachable from branches and tags.
+/// Returns whether those of these tips that are here are others, or commits that others contain.
+pub(super) async fn are_contained(
+    objects: &Objects,
+    tips: &BTreeSet<Oid>,
+    others: &BTreeSet<Oid>,
+) -> Result<bool, GitError> {
+    let here = present(objects, &(tips - others)).await?;
+    if here.is_empty() {
+        return Ok(true);
+    }
+    let others = present(objects, others).await?;
+    Ok(contained(objects, &here, &others).await? == here)
+}
+
+/// Returns those of these commits that are here and reachable from others, such as branches and tags.
 async fn contained(
     objects: &Objects,
     tips: &BTreeSet<Oid>,

@@ -12,7 +12,7 @@ use nostr::event::EventId;
 use tokio::sync::OwnedMutexGuard;
 
 use super::next_view::{NextView, WantedRefs, tips};
-use super::{CopySource, Incoming, Repository, pack_change, present, staging};
+use super::{CopySource, Incoming, Repository, collect, pack_change, present, staging};
 use crate::database::{
     Commit, Committed, Conflict, Forget, Garbage, RepoChange, RepoRow, RetiredRef,
 };
@@ -363,6 +363,24 @@ impl RepoGuard {
         change.garbage = Some(Garbage::Removed);
         self.commit(change).await?;
         self.remove_unless_referred_to(true).await
+    }
+
+    /// Marks the repository for a collection if it has one of these tips, and no ref and no retired tip contains it.
+    pub async fn mark_unneeded(&mut self, tips: &BTreeSet<Oid>) -> Result<(), GitError> {
+        let row = self.row().await?;
+        if row.packs.is_empty() {
+            return Ok(());
+        }
+        let mut needed = row.tips();
+        let retired = self.retired_refs().await?;
+        needed.extend(retired.into_iter().map(|retired| retired.tip));
+        let objects = self.repository.objects().await?;
+        if collect::are_contained(&objects, tips, &needed).await? {
+            return Ok(());
+        }
+        let mut change = self.change();
+        change.garbage = Some(Garbage::Removed);
+        self.commit(change).await
     }
 
     /// Removes the repository if nothing refers to it any more and nothing is on its way to it: no view, no retired ref,

@@ -1,0 +1,135 @@
+//! What the hunt brought goes when the event that it was for is withdrawn, without waiting for maintenance.
+
+use grasp_core::RepoId;
+use grasp_tests::{Settings as TestSettings, eventually_async, files};
+
+use super::*;
+
+/// Larger than everything else in a repository of these tests.
+const LARGE: usize = 300_000;
+
+/// Starts an instance that is one process, whose disk has all packs.
+async fn one_process() -> Instance {
+    Instance::with_settings_and(TestSettings::one_process(), with_short_delays).await
+}
+
+/// Returns the bytes of all packs on disk.
+fn bytes_on_disk(instance: &Instance) -> u64 {
+    let files = files(&instance.repositories());
+    let packs = files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|it| it == "pack"));
+    packs
+        .filter_map(|pack| pack.metadata().ok())
+        .map(|it| it.len())
+        .sum()
+}
+
+async fn is_readable(instance: &Instance, repo: &RepoId, id: &str) -> bool {
+    let url = instance.clone_url(repo);
+    Workdir::init()
+        .await
+        .git(&["fetch", "-q", &url, id])
+        .await
+        .ok
+}
+
+/// Waits until a commit is neither readable by its id nor on disk.
+async fn until_gone(instance: &Instance, repo: &RepoId, id: &str) {
+    let gone = async {
+        while is_readable(instance, repo, id).await {
+            instance.settle("x").await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), gone)
+        .await
+        .expect("gone within a minute");
+    eventually(|| (bytes_on_disk(instance) < LARGE as u64).then_some(())).await;
+}
+
+/// Holds a pull request by `bob` for a repository of `alice` until its commit was hunted, and returns both.
+async fn hunted_pull_request(
+    instance: &Instance,
+    server: &GitServer,
+    (alice, bob): (&Author, &Author),
+) -> (Event, String) {
+    let work = instance.host(alice, "x").await;
+    let tip = work.commit_incompressible(LARGE).await;
+    work.git(&["checkout", "-q", "--detach"]).await.expect_ok();
+    server.host("fork", &work).await;
+    let repo = alice.repo("x");
+    let named = repo.to_string();
+    let tags: [&[&str]; 3] = [
+        &["a", &named],
+        &["c", &tip],
+        &["clone", &server.url("fork")],
+    ];
+    let proposal = bob.sign(1618, "please pull", &tags);
+    instance.ingest_from_relay(vec![proposal.clone()]).await;
+    instance.until_serves(&proposal).await;
+    assert!(is_readable(instance, &repo, &tip).await);
+    assert!(bytes_on_disk(instance) > LARGE as u64);
+    (proposal, tip)
+}
+
+#[tokio::test]
+async fn the_data_of_a_deleted_pull_request_is_removed() {
+    let (instance, server) = (one_process().await, GitServer::start().await);
+    let (alice, bob) = (Author::new(), Author::new());
+    let (proposal, tip) = hunted_pull_request(&instance, &server, (&alice, &bob)).await;
+    let deletion = bob.later(1).sign(5, "", &[&["e", &proposal.id.to_hex()]]);
+    instance.ingest_from_relay(vec![deletion]).await;
+    until_gone(&instance, &alice.repo("x"), &tip).await;
+}
+
+#[tokio::test]
+async fn the_data_of_a_pull_request_of_a_vanished_author_is_removed() {
+    let (instance, server) = (one_process().await, GitServer::start().await);
+    let (alice, bob) = (Author::new(), Author::new());
+    let (_, tip) = hunted_pull_request(&instance, &server, (&alice, &bob)).await;
+    let vanish = bob.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
+    instance.ingest_from_relay(vec![vanish]).await;
+    until_gone(&instance, &alice.repo("x"), &tip).await;
+}
+
+/// Holds a state of which one commit was hunted and another is nowhere; returns it and the first.
+async fn half_hunted_state(
+    instance: &Instance,
+    server: &GitServer,
+    alice: &Author,
+) -> (Event, String) {
+    let work = Workdir::init().await;
+    let first = work.commit("first").await;
+    work.git(&["checkout", "-q", "--orphan", "dev"])
+        .await
+        .expect_ok();
+    let large = work.commit_incompressible(LARGE).await;
+    server.host("x", &work).await;
+    let announcement = announce(alice, "x", instance, &[&server.url("x")]);
+    let served = alice.state("x", &[(MAIN, &first)]);
+    instance
+        .ingest_from_relay(vec![announcement, served.clone()])
+        .await;
+    instance.until_serves(&served).await;
+    let nowhere = "1".repeat(40);
+    let refs = [
+        (MAIN, first.as_str()),
+        ("refs/heads/dev", &large),
+        ("refs/heads/lost", &nowhere),
+    ];
+    let state = alice.later(1).state("x", &refs);
+    instance.ingest_from_relay(vec![state.clone()]).await;
+    let repo = alice.repo("x");
+    eventually_async(async || is_readable(instance, &repo, &large).await.then_some(())).await;
+    assert!(!instance.serves(&state).await);
+    (state, large)
+}
+
+#[tokio::test]
+async fn the_data_of_a_held_state_is_removed_when_its_author_deletes_it() {
+    let (instance, server, alice) = (one_process().await, GitServer::start().await, Author::new());
+    let (state, tip) = half_hunted_state(&instance, &server, &alice).await;
+    let deletion = alice.later(2).sign(5, "", &[&["e", &state.id.to_hex()]]);
+    instance.ingest_from_relay(vec![deletion]).await;
+    until_gone(&instance, &alice.repo("x"), &tip).await;
+}
