@@ -3,7 +3,6 @@
 //! Objects can be in a repository without being shown there: of tips that were replaced, or of pull requests. A commit is
 //! shown if branches or tags reach it; one that only a pull request reaches is shown as proposed; all others are not found.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grasp_core::{Namespace, Oid, RefName, RepoId};
@@ -12,7 +11,7 @@ use grasp_purgatory::git::GitError;
 use lru::LruCache;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use super::{Caching, Context, PageError, Version};
+use super::{Caching, Context, PageError, Version, Work};
 
 /// Commits of one repository up to which they are remembered.
 const MAX_COMMITS: usize = 1_000_000;
@@ -217,31 +216,37 @@ async fn belongs(context: &Context<'_>, commit: Oid) -> Result<Option<Belongs>, 
     let known = context.site.reaches.get(repo, view.generation);
     let reach = match known {
         Some(reach) => reach,
-        None => {
-            let reach = Arc::new(walk(context).await?);
-            let (repo, generation) = (repo.clone(), view.generation);
-            context
-                .site
-                .reaches
-                .insert(repo, generation, Arc::clone(&reach));
-            reach
-        }
+        None => list_once(context).await?,
     };
     let tip = is_proposed.then_some(Belongs::Proposed);
     Ok(reach.of(&commit).or(tip))
 }
 
+/// Lists the commits of a repository, unless another request has done so while this one waited for its slot: after a push,
+/// many visitors come at once.
+async fn list_once(context: &Context<'_>) -> Result<Arc<Reach>, PageError> {
+    let Context { site, request, .. } = context;
+    let generation = context.view.generation;
+    let work = site.begin(request).await?;
+    if let Some(reach) = site.reaches.get(&request.repo, generation) {
+        return Ok(reach);
+    }
+    let reach = Arc::new(walk(context, &work).await?);
+    let repo = request.repo.clone();
+    site.reaches.insert(repo, generation, Arc::clone(&reach));
+    Ok(reach)
+}
+
 /// Lists the commits of a repository. One with too many has pages of its branches and tags only.
-async fn walk(context: &Context<'_>) -> Result<Reach, PageError> {
+async fn walk(context: &Context<'_>, work: &Work) -> Result<Reach, PageError> {
     let own = ["--branches", "--tags"];
     let proposed = ["--glob=refs/nostr/*", "--not", "--branches", "--tags"];
     let request = context.request;
-    let work = context.site.begin(request).await?;
     let mut lists = [Vec::new(), Vec::new()];
     for (list, arguments) in lists.iter_mut().zip([&own[..], &proposed[..]]) {
         let max_bytes = MAX_COMMITS * BYTES_PER_LINE;
         let (repos, repo) = (&request.repos, &request.repo);
-        let listed = repos.run_for_page(repo, &work, "rev-list", arguments, max_bytes);
+        let listed = repos.run_for_page(repo, work, "rev-list", arguments, max_bytes);
         let output = match listed.await {
             Ok((output, false)) => output,
             Ok((_, true)) | Err(GitError::TooExpensive { .. } | GitError::Timeout { .. }) => {
@@ -257,8 +262,10 @@ async fn walk(context: &Context<'_>) -> Result<Reach, PageError> {
 
 fn parse_ids(output: &[u8]) -> Vec<Oid> {
     let text = String::from_utf8_lossy(output);
-    let ids: BTreeSet<Oid> = text.lines().filter_map(|line| line.parse().ok()).collect();
-    ids.into_iter().collect()
+    let mut ids: Vec<Oid> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    ids.sort_unstable();
+    ids.shrink_to_fit();
+    ids
 }
 
 #[cfg(test)]
