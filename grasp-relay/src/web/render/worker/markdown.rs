@@ -119,6 +119,9 @@ fn sanitise(place: &Place<'_>, html: &str) -> String {
         .allowed_classes(HashMap::from([("span", classes)]))
         .add_generic_attributes(["id", "dir"])
         .rm_tags(["map", "area", "bdo"])
+        // What is wider than the screen is moved by the keyboard, too.
+        .set_tag_attribute_value("pre", "tabindex", "0")
+        .set_tag_attribute_value("table", "tabindex", "0")
         .id_prefix(Some(ID_PREFIX))
         .url_schemes(HashSet::from(["http", "https", "mailto", "nostr"]))
         .link_rel(Some("nofollow ugc noopener noreferrer"))
@@ -282,6 +285,13 @@ mod tests {
             page.contains("&lt;b&gt;") && !page.contains("<b>"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn what_is_wider_than_the_screen_is_moved_by_the_keyboard() {
+        let page = html("    code\n\n| a |\n|---|\n| b |\n");
+        assert!(page.contains("<pre tabindex=\"0\"><code>"), "{page}");
+        assert!(page.contains("<table tabindex=\"0\">"), "{page}");
     }
 
     #[test]
