@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use syntect::parsing::{ParseState, ScopeStack, SyntaxReference, SyntaxSet};
+use syntect::parsing::{ParseState, Scope, ScopeStack, SyntaxReference, SyntaxSet};
 
 use super::markdown::escaped;
 
@@ -109,13 +109,20 @@ fn push(html: &mut String, scopes: &ScopeStack, text: &str) {
     html.push_str(end);
 }
 
+/// Returns the scopes of [`SCOPES`] as the parser has them, which compares them without their names.
+fn classes() -> &'static [(Scope, &'static str)] {
+    static PARSED: OnceLock<Vec<(Scope, &'static str)>> = OnceLock::new();
+    PARSED.get_or_init(|| {
+        let parse = |(start, class)| Some((Scope::new(start).ok()?, class));
+        SCOPES.into_iter().filter_map(parse).collect()
+    })
+}
+
 /// Returns the class of the innermost scope that has one.
 fn class(scopes: &ScopeStack) -> &'static str {
     for scope in scopes.as_slice().iter().rev() {
-        let name = scope.build_string();
-        for (start, class) in SCOPES {
-            let rest = name.strip_prefix(start);
-            if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) {
+        for (start, class) in classes() {
+            if start.is_prefix_of(*scope) {
                 return class;
             }
         }
