@@ -153,11 +153,19 @@ pub fn format_age(now: u64, then: Option<u64>) -> String {
     )
 }
 
-/// Formats a duration in its largest unit.
+/// Formats a duration in its largest unit; in months and years only if it has two of them.
 pub fn format_duration(seconds: u64) -> String {
-    let steps = [(86_400, "day"), (3_600, "hour"), (60, "minute")];
-    let step = steps.into_iter().find(|(length, _)| seconds >= *length);
-    let (length, unit) = step.unwrap_or((1, "second"));
+    const YEAR: u64 = 31_557_600;
+    let steps = [
+        (YEAR, 2, "year"),
+        (YEAR / 12, 2, "month"),
+        (86_400, 1, "day"),
+        (3_600, 1, "hour"),
+        (60, 1, "minute"),
+    ];
+    let mut steps = steps.into_iter();
+    let step = steps.find(|(length, least, _)| seconds >= length * least);
+    let (length, _, unit) = step.unwrap_or((1, 1, "second"));
     let count = seconds / length;
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
@@ -192,6 +200,11 @@ mod tests {
                 format_duration(86_400)
             ),
             ("1 minute".into(), "2 hours".into(), "1 day".into())
+        );
+        let days = |days: u64| format_duration(days * 86_400);
+        assert_eq!(
+            (days(60), days(61), days(800)),
+            ("60 days".into(), "2 months".into(), "2 years".into())
         );
         assert_eq!(
             (format_age(10, Some(20)), format_age(10, None)),
