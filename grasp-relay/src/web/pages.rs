@@ -345,7 +345,8 @@ impl Site {
         if frame::has_tag(&request.headers, &tag) {
             return Ok(frame::not_modified(&tag, version.caching));
         }
-        let key = format!("{} {}?{}", request.address, request.path, request.query);
+        // By what the address means: parameters that no page has do not make another one.
+        let key = format!("{} {route:?}", request.address);
         if let Some(page) = self.kept(&key, &tag) {
             return self.send(&page, request).await;
         }

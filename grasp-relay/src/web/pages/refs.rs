@@ -4,7 +4,6 @@ use grasp_core::{Namespace, Oid, RefName};
 use maud::{Markup, html};
 
 use super::revision::encode;
-use super::route::parameter;
 use super::{Context, Page, PageError, Tab, Work};
 use crate::web::{format_age, shown};
 
@@ -94,8 +93,10 @@ pub(super) async fn make(
         }
     };
     let page = context.page("Branches and tags", Tab::Refs, content);
-    let is_first = parameter(&context.request.query, "skip").is_none();
-    Ok(if is_first { page } else { page.without_index() })
+    Ok(match skip {
+        0 => page,
+        _ => page.without_index(),
+    })
 }
 
 fn table(base: &str, rows: &[&RefRow], now: u64) -> Markup {
