@@ -51,6 +51,7 @@ use nostr::event::Event;
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
+use self::about::LanguageCache;
 use self::cache::PageCache;
 use self::confirm::Confirmation;
 pub(crate) use self::confirm::{CONFIRM_PATH, MAX_FORM_BYTES};
@@ -144,6 +145,7 @@ pub(crate) struct Site {
     pub(crate) root: String,
     pub(crate) renderer: Renderer,
     reaches: ReachCache,
+    languages: LanguageCache,
     cache: Mutex<PageCache>,
     confirmation: Confirmation,
     sending: SharedPool,
@@ -245,6 +247,7 @@ impl Pages {
             settings: config.pages.clone(),
             renderer: Renderer::new(config.pages.renderer.clone()),
             reaches: ReachCache::new(),
+            languages: LanguageCache::new(),
             cache: Mutex::new(PageCache::new(CACHE_BYTES)),
             confirmation: Confirmation::new(config),
             surroundings,

@@ -1,8 +1,11 @@
 //! What a repository is made of: its licence, its languages, and the names of its people.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 
 use grasp_core::Oid;
+use lru::LruCache;
 use maud::{Markup, html};
 use serde::Deserialize;
 
@@ -83,21 +86,52 @@ pub(super) struct Language {
     tenths: u64,
 }
 
-/// Reads how much of each language a commit has.
+/// Commits whose languages are remembered.
+const MAX_REMEMBERED: NonZeroUsize = match NonZeroUsize::new(4_096) {
+    Some(count) => count,
+    None => NonZeroUsize::MIN,
+};
+
+/// The languages of commits. To find them takes longer than the rest of the page, and they never change.
+pub(super) struct LanguageCache(Mutex<LruCache<Oid, Vec<Language>>>);
+
+impl LanguageCache {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(LruCache::new(MAX_REMEMBERED)))
+    }
+
+    fn get(&self, commit: &Oid) -> Option<Vec<Language>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(commit).cloned()
+    }
+
+    fn insert(&self, commit: Oid, languages: Vec<Language>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.put(commit, languages);
+    }
+}
+
+/// Returns how much of each language a commit has that the repository shows.
 pub(super) async fn read_languages(
     context: &Context<'_>,
     work: &Work,
     commit: Oid,
 ) -> Result<Vec<Language>, PageError> {
+    let known = &context.site.languages;
+    if let Some(languages) = known.get(&commit) {
+        return Ok(languages);
+    }
     let request = context.request;
-    let commit = commit.to_string();
-    let arguments = ["-r", "-l", "-z", "--full-tree", &commit];
+    let name = commit.to_string();
+    let arguments = ["-r", "-l", "-z", "--full-tree", &name];
     let (repos, repo) = (&request.repos, &request.repo);
     let listed = repos.run_for_page(repo, work, "ls-tree", &arguments, MAX_LIST);
-    match listed.await? {
-        (_, true) => Ok(Vec::new()),
-        (output, false) => Ok(work.run(move || languages_of(&output)).await?),
-    }
+    let languages = match listed.await? {
+        (_, true) => Vec::new(),
+        (output, false) => work.run(move || languages_of(&output)).await?,
+    };
+    known.insert(commit, languages.clone());
+    Ok(languages)
 }
 
 /// Counts the bytes of each language in a list of `git ls-tree -r -l -z`.
@@ -169,16 +203,20 @@ pub(super) fn languages(languages: &[Language]) -> Markup {
     }
 }
 
-/// Returns the file with the licence of a repository.
-pub(super) fn licence_file(entries: &[Entry]) -> Option<&str> {
+/// Files that are read for the licence of a repository.
+const MAX_LICENCE_FILES: usize = 4;
+
+/// Returns the files that may have the licence of a repository: it can have several, and one that only names them.
+pub(super) fn licence_files(entries: &[Entry]) -> Vec<&str> {
     let files = entries.iter().filter(|entry| entry.kind == EntryKind::File);
-    let mut names = files.filter_map(Entry::name);
-    names.find(|name| {
+    let is_licence = |name: &&str| {
         let name = name.to_ascii_uppercase();
         ["LICENSE", "LICENCE", "COPYING", "UNLICENSE"]
             .iter()
             .any(|start| name.starts_with(start))
-    })
+    };
+    let names = files.filter_map(Entry::name).filter(is_licence);
+    names.take(MAX_LICENCE_FILES).collect()
 }
 
 /// Words by which licences are known, the more specific first.
@@ -220,8 +258,8 @@ pub(super) fn identify(text: &str) -> Option<&'static str> {
     }
 }
 
-pub(super) fn licence(licence: Option<&'static str>) -> Markup {
-    html! { @if let Some(licence) = licence { h2 { "Licence" } p { (licence) } } }
+pub(super) fn licences(licences: &[&'static str]) -> Markup {
+    html! { @if !licences.is_empty() { h2 { "Licence" } p { (licences.join(", ")) } } }
 }
 
 /// Returns the name that a profile (kind 0) has.

@@ -115,7 +115,7 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
             aside aria-label="About" {
                 (numbers(context, &facts))
                 (people(context, &names))
-                @if let Some(code) = &code { (about::licence(code.licence)) (about::languages(&code.languages)) }
+                @if let Some(code) = &code { (about::licences(&code.top.licences)) (about::languages(&code.languages)) }
                 @if let Some(announcement) = &announcement { (other_servers(context.service(), announcement)) }
             }
         }
@@ -126,19 +126,43 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
 /// What the page shows of the newest commit of the default branch.
 struct Code {
     newest: Option<log::LogEntry>,
-    entries: Option<Vec<Entry>>,
-    readme: Option<(String, Markup)>,
-    licence: Option<&'static str>,
+    top: TopFiles,
     languages: Vec<about::Language>,
 }
 
+/// What it shows of the files at the top.
+struct TopFiles {
+    entries: Option<Vec<Entry>>,
+    readme: Option<(String, Markup)>,
+    licences: Vec<&'static str>,
+}
+
 impl Code {
+    /// Reads all parts at the same time: each takes a process of git.
     async fn read(
         context: &Context<'_>,
         work: &Work,
         revision: &Revision,
     ) -> Result<Self, PageError> {
-        let newest = log::list(context, work, revision.commit, 1).await?;
+        let (newest, top, languages) = tokio::try_join!(
+            log::list(context, work, revision.commit, 1),
+            TopFiles::read(context, work, revision),
+            about::read_languages(context, work, revision.commit),
+        )?;
+        Ok(Self {
+            newest: newest.into_iter().next(),
+            top,
+            languages,
+        })
+    }
+}
+
+impl TopFiles {
+    async fn read(
+        context: &Context<'_>,
+        work: &Work,
+        revision: &Revision,
+    ) -> Result<Self, PageError> {
         let request = context.request;
         let mut reader = request.repos.read_objects(&request.repo, work).await?;
         let name = tree::object_name(revision, &[]);
@@ -151,11 +175,14 @@ impl Code {
             let read = reader.content(&object, content::MAX_DOCUMENT).await?;
             readme = read.map(|(_, text)| (path, text));
         }
-        let mut licence = None;
-        if let Some(name) = about::licence_file(list) {
+        let mut licences = Vec::new();
+        for name in about::licence_files(list) {
             let object = tree::object_name(revision, &[name.to_owned()]);
             let read = reader.content(&object, content::MAX_DOCUMENT).await?;
-            licence = read.and_then(|(_, text)| about::identify(&String::from_utf8_lossy(&text)));
+            let (_, text) = read.unzip();
+            let text = text.unwrap_or_default();
+            let licence = about::identify(&String::from_utf8_lossy(&text));
+            licences.extend(licence.filter(|licence| !licences.contains(licence)));
         }
         reader.finish().await?;
         let readme = match readme {
@@ -167,11 +194,9 @@ impl Code {
             None => None,
         };
         Ok(Self {
-            newest: newest.into_iter().next(),
-            languages: about::read_languages(context, work, revision.commit).await?,
             entries,
             readme,
-            licence,
+            licences,
         })
     }
 }
@@ -190,11 +215,11 @@ fn main_part(context: &Context<'_>, revision: Option<&Revision>, code: Option<&C
         h2 { "Newest commit" }
         @if let Some(newest) = &code.newest { ol class="log" { (log::item(&base, newest, now)) } }
         h2 { "Files at " a href=(format!("{base}/tree/{}", encode(&revision.name))) { bdi { (shown(&revision.name)) } } }
-        @match &code.entries {
+        @match &code.top.entries {
             Some(entries) => { (tree::table(&base, revision, &[], entries)) }
             None => { p { "This directory is too large to be shown." } }
         }
-        @if let Some((name, document)) = &code.readme {
+        @if let Some((name, document)) = &code.top.readme {
             h2 id="readme" { bdi { (shown(name)) } }
             (document)
         }
