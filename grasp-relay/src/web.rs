@@ -132,7 +132,7 @@ pub(crate) fn private_landing(config: &Config) -> Page {
 }
 
 fn search_form(root: &str, search: Option<&Search>) -> Markup {
-    let text = search.map(|search| search.text.as_str());
+    let text = search.map(|search| shown(&search.text));
     html! {
         form class="search" role="search" method="get" action=(root) {
             input type="search" name="q" maxlength="200" aria-label="Words of name, description, topic or owner" value=[text];
