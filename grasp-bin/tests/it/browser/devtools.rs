@@ -21,14 +21,20 @@ pub(crate) struct Browser {
     last: u64,
     /// What the browser has written to the console: messages, errors and violations of the policy.
     messages: Vec<String>,
+    /// The addresses that pages have requested, and the bytes that came.
+    requests: Vec<String>,
+    bytes: u64,
 }
 
 /// The width and the color scheme in which a page is shown.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     pub(crate) width: u32,
-    pub(crate) phone: bool,
     pub(crate) scheme: &'static str,
 }
+
+/// The width of a small phone.
+pub(crate) const PHONE_WIDTH: u32 = 320;
 
 impl Browser {
     /// Starts a browser, if one is installed.
@@ -66,6 +72,8 @@ impl Browser {
             session: None,
             last: 0,
             messages: Vec::new(),
+            requests: Vec::new(),
+            bytes: 0,
         };
         let target = browser
             .call("Target.createTarget", json!({"url": "about:blank"}))
@@ -73,25 +81,52 @@ impl Browser {
         let attach = json!({"targetId": target["targetId"], "flatten": true});
         let attached = browser.call("Target.attachToTarget", attach).await;
         browser.session = Some(attached["sessionId"].as_str().unwrap().to_owned());
-        for domain in ["Page.enable", "Log.enable", "Runtime.enable"] {
-            browser.call(domain, json!({})).await;
+        for domain in ["Page", "Log", "Runtime", "Network", "Audits"] {
+            browser.call(&format!("{domain}.enable"), json!({})).await;
         }
+        // Each page is loaded with all that belongs to it.
+        let nothing_kept = json!({"cacheDisabled": true});
+        browser.call("Network.setCacheDisabled", nothing_kept).await;
         Some(browser)
     }
 
-    /// Opens a page and waits until it is loaded.
-    pub(crate) async fn open(&mut self, url: &str, view: &View) {
+    /// Opens a page in a view and waits until it is loaded.
+    pub(crate) async fn open(&mut self, url: &str, view: View) {
+        self.show(view).await;
+        // The page before is gone as soon as the new one is there.
+        self.call("Page.navigate", json!({"url": "about:blank"}))
+            .await;
+        self.until("document.readyState === 'complete' && location.href === 'about:blank'")
+            .await;
+        self.forget();
+        self.call("Page.navigate", json!({"url": url})).await;
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+            .await;
+    }
+
+    /// Shows the page in another view.
+    pub(crate) async fn show(&mut self, view: View) {
         let metrics = json!({
-            "width": view.width, "height": 800, "deviceScaleFactor": 1, "mobile": view.phone,
+            "width": view.width, "height": 800, "deviceScaleFactor": 1, "mobile": view.width == PHONE_WIDTH,
         });
         self.call("Emulation.setDeviceMetricsOverride", metrics)
             .await;
         let scheme = json!({"name": "prefers-color-scheme", "value": view.scheme});
         self.call("Emulation.setEmulatedMedia", json!({"features": [scheme]}))
             .await;
-        self.call("Page.navigate", json!({"url": url})).await;
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
-            .await;
+    }
+
+    /// Clicks on an element as a visitor does, by the mouse.
+    pub(crate) async fn click(&mut self, selector: &str) {
+        let place = format!(
+            "(() => {{ const box = document.querySelector('{selector}').getBoundingClientRect(); \
+             return [box.x + box.width / 2, box.y + box.height / 2]; }})()"
+        );
+        let place = self.evaluate(&place).await;
+        for kind in ["mousePressed", "mouseReleased"] {
+            let event = json!({"type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1});
+            self.call("Input.dispatchMouseEvent", event).await;
+        }
     }
 
     /// Runs the scripts of pages, or not.
@@ -106,9 +141,25 @@ impl Browser {
         std::mem::take(&mut self.messages)
     }
 
-    /// Evaluates an expression in the page.
+    /// Returns the addresses that were requested since the page was opened.
+    pub(crate) fn requests(&self) -> &[String] {
+        &self.requests
+    }
+
+    /// Returns the bytes that came since the page was opened, compressed and with their heads.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn forget(&mut self) {
+        self.messages.clear();
+        self.requests.clear();
+        self.bytes = 0;
+    }
+
+    /// Evaluates an expression in the page; waits for the value of a promise.
     pub(crate) async fn evaluate(&mut self, expression: &str) -> Value {
-        let params = json!({"expression": expression, "returnByValue": true});
+        let params = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
         let answer = self.call("Runtime.evaluate", params).await;
         assert!(
             answer.get("exceptionDetails").is_none(),
@@ -158,19 +209,30 @@ impl Browser {
                 continue;
             };
             let answer: Value = serde_json::from_str(&text).unwrap();
-            let event = answer["method"].as_str().unwrap_or_default();
-            let events = [
-                "Log.entryAdded",
-                "Runtime.consoleAPICalled",
-                "Runtime.exceptionThrown",
-            ];
-            if events.contains(&event) {
-                self.messages.push(answer["params"].to_string());
-            }
+            self.take_event(&answer);
             if answer["id"] == self.last {
                 assert!(answer.get("error").is_none(), "{method}: {answer}");
                 return answer["result"].clone();
             }
+        }
+    }
+
+    fn take_event(&mut self, event: &Value) {
+        let params = &event["params"];
+        match event["method"].as_str().unwrap_or_default() {
+            "Log.entryAdded"
+            | "Runtime.consoleAPICalled"
+            | "Runtime.exceptionThrown"
+            | "Audits.issueAdded" => self.messages.push(params.to_string()),
+            "Network.requestWillBeSent" => {
+                let url = params["request"]["url"].as_str();
+                self.requests.extend(url.map(str::to_owned));
+            }
+            "Network.loadingFinished" => {
+                let bytes = params["encodedDataLength"].as_f64();
+                self.bytes += bytes.unwrap_or_default() as u64;
+            }
+            _ => {}
         }
     }
 }
