@@ -1,7 +1,8 @@
 //! Hostile content of repositories: whatever the worker that renders does, the page is shown, and the next one is rendered.
 
+use std::io::{Read as _, Write as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::support::{Server, command, get, run_to_end};
 
@@ -47,6 +48,9 @@ fn hostile_content_is_shown_as_text_and_harms_no_other_page() {
             String::from("# Rendered\n\n<script>alert(1)</script>\n"),
         ),
         ("nested.md", "<div>".repeat(45_000)),
+        ("nested2.md", "<i>".repeat(85_000)),
+        ("nested3.md", "<div>".repeat(100_000)),
+        ("lists.md", "- ".repeat(100_000)),
         ("quotes.md", "> ".repeat(100_000)),
         ("brackets.md", "[".repeat(100_000)),
         ("stars.md", "*a **a ".repeat(30_000)),
@@ -86,4 +90,73 @@ fn hostile_content_is_shown_as_text_and_harms_no_other_page() {
     }
     let (status, log) = get(&host, &format!("{path}/log/main"));
     assert!(status == 200 && log.contains("&lt;script&gt;") && !log.contains('\u{202e}'));
+}
+
+#[test]
+fn a_commit_with_ten_thousand_files_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("data"));
+    let names: Vec<String> = (0..10_000).map(|n| format!("file{n:05}")).collect();
+    let files: Vec<_> = names
+        .iter()
+        .map(|name| (name.as_str(), format!("{name}\n")))
+        .collect();
+    let (host, path) = push(&server, dir.path(), &files);
+    let (_, log) = get(&host, &format!("{path}/log/main"));
+    let (_, link) = log.split_once("/commit/").expect("a link to the commit");
+    let commit = link.get(..40).expect("an id");
+    let (status, page) = get(&host, &format!("{path}/commit/{commit}"));
+    assert_eq!(status, 200);
+    let shown = page.matches("/file/").count();
+    assert!(
+        shown == 300 && page.contains("clone the repository to see the rest"),
+        "{shown} files"
+    );
+    let (status, page) = get(&host, &format!("{path}/tree/main"));
+    let shown = page.matches("/file/").count();
+    assert!(
+        status == 200 && shown == 5_000 && page.contains("The first 5000 are shown"),
+        "{shown} entries"
+    );
+    assert_eq!(get(&host, &path).0, 200);
+    let (status, patch) = get(&host, &format!("{path}/commit/{commit}.patch"));
+    assert!(status == 413 && patch.contains("git clone"), "{status}");
+}
+
+#[test]
+fn a_worker_that_renders_has_the_limits_of_the_kernel() {
+    let mut worker = command()
+        .arg("render")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A job, whose answer shows that the limits are set.
+    let mut job = vec![b'c'];
+    for part in ["a.rs", "", "", "fn main() {}\n"] {
+        job.extend(u32::try_from(part.len()).unwrap().to_be_bytes());
+        job.extend(part.as_bytes());
+    }
+    worker.stdin.as_mut().unwrap().write_all(&job).unwrap();
+    let mut head = [0; 12];
+    worker
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut head)
+        .unwrap();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", worker.id()));
+    drop(worker.stdin.take());
+    assert!(worker.wait().unwrap().success());
+    // Other systems than Linux do not show them.
+    let Ok(limits) = limits else { return };
+    for (limit, value) in [
+        ("Max data size", "268435456"),
+        ("Max file size", "0"),
+        ("Max cpu time", "600"),
+    ] {
+        let line = limits.lines().find_map(|line| line.strip_prefix(limit));
+        let values: Vec<&str> = line.unwrap().split_whitespace().take(2).collect();
+        assert_eq!(values, [value, value], "{limit}");
+    }
 }
