@@ -21,6 +21,7 @@ mod honest;
 mod names;
 mod nostr;
 mod packs;
+mod pages;
 mod purgatory;
 mod requests;
 mod scenario;
@@ -54,7 +55,9 @@ pub(crate) use attacks;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == "serve") {
+    // The command that operators run, which runs itself to render pages.
+    let is_command = |first: &String| ["serve", "render"].contains(&first.as_str());
+    if arguments.first().is_some_and(is_command) {
         return grasp_bin::run();
     }
     let words: Vec<&String> = arguments
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         git::ATTACKS,
         names::ATTACKS,
         nostr::ATTACKS,
+        pages::ATTACKS,
         purgatory::ATTACKS,
         requests::ATTACKS,
         sync::ATTACKS,
