@@ -16,7 +16,7 @@ api:
 bench:
     cargo bench -p grasp-relay
     cargo bench -p grasp-sync
-    cargo bench -p grasp-tests --bench git --bench scale --bench sync
+    cargo bench -p grasp-tests --bench git --bench pages --bench scale --bench sync
 
 # Installs relays of other projects, which the tests of grasp-sync connect to. The first needs protoc. It is installed without
 # its lock file, which names a crate that current compilers refuse.

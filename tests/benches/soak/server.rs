@@ -7,6 +7,9 @@ use std::process::{Child, Command, Stdio};
 use grasp_core::{RepoId, ServiceIdentity};
 use rustix::process::{Pid, Signal, kill_process};
 
+/// Variable with the `grasp` to measure; otherwise this program itself acts as the server.
+const PROGRAM_VAR: &str = "GRASP_BENCH_PROGRAM";
+
 pub(crate) struct Server {
     /// The address that clients use.
     pub(crate) address: String,
@@ -31,7 +34,9 @@ impl Server {
             .create(true)
             .append(true)
             .open(data.join("log"));
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
+        let this = || std::env::current_exe().expect("this program");
+        let program = std::env::var_os(PROGRAM_VAR).map_or_else(this, PathBuf::from);
+        let mut child = Command::new(program)
             .args([
                 "serve",
                 "--listen",
