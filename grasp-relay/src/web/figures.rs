@@ -498,17 +498,6 @@ impl Status {
         if let Some(bytes) = self.git_quota_bytes {
             stored.push(figure("Git data allowed", "git_quota_bytes", bytes));
         }
-        let mut clients = vec![
-            figure("Connections", "sockets", self.sockets),
-            figure("Subscriptions", "subscriptions", self.subscriptions),
-        ];
-        if let Some(days) = self.certificate_days_left {
-            clients.push(figure(
-                "TLS certificate, days left",
-                "certificate_days_left",
-                days,
-            ));
-        }
         let PurgatoryFigures {
             counts,
             hunting,
@@ -531,10 +520,25 @@ impl Status {
         ];
         vec![
             ("Stored data", stored),
-            ("Clients", clients),
+            ("Clients", self.clients()),
             received,
             ("Waiting for git data", waiting),
         ]
+    }
+
+    fn clients(&self) -> Vec<Figure> {
+        let mut clients = vec![
+            figure("Connections", "sockets", self.sockets),
+            figure("Subscriptions", "subscriptions", self.subscriptions),
+        ];
+        if let Some(days) = self.certificate_days_left {
+            clients.push(figure(
+                "TLS certificate, days left",
+                "certificate_days_left",
+                days,
+            ));
+        }
+        clients
     }
 }
 
