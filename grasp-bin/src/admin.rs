@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 pub(crate) use self::quota::{set_quota, usage};
-pub(crate) use self::show::{purgatory, relays, repositories, status, watch};
+pub(crate) use self::show::{purgatory, relays, repositories, status};
 use crate::files::create_private_dir;
 use crate::overview::Overview;
 

@@ -69,15 +69,9 @@ pub fn run() -> ExitCode {
 fn execute(command: Command) -> Result<ExitCode> {
     match command {
         Command::Serve(flags) => serve::run(load(&flags)?)?,
-        Command::Status {
-            server,
-            watch: true,
-        } => admin::watch(&socket(&server)?, server.json)?,
-        Command::Status { server, .. } => admin::status(&socket(&server)?, server.json)?,
+        Command::Status { server, watch } => admin::status(&socket(&server)?, watch, server.json)?,
         Command::Repos(server) => admin::repositories(&socket(&server)?, server.json)?,
-        Command::Usage { owner, server } => {
-            admin::usage(&socket(&server)?, owner, server.json)?;
-        }
+        Command::Usage { owner, server } => admin::usage(&socket(&server)?, owner, server.json)?,
         Command::Quota {
             subject,
             quota,

@@ -22,6 +22,7 @@ use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::Hub;
+use grasp_relay::private::Members;
 use grasp_relay::purgatory::ServedEvents;
 use grasp_relay::role::{Role, RoleWatch, Writer};
 use grasp_relay::server::{Config, Listeners, NodeKey, Parts, serve};
@@ -230,6 +231,12 @@ impl Base {
         )
     }
 
+    /// Returns the members, if the service is private.
+    fn members(&self) -> Option<Members> {
+        let service = self.private.as_ref()?;
+        Some(service.private.members.clone())
+    }
+
     /// Returns figures of the packs and their cache; zeros if there is no object store.
     pub(crate) fn pack_figures(&self) -> PackFigures {
         self.packs
@@ -299,8 +306,8 @@ impl OwnWriter {
         self.running.lock().await.as_ref()?.syncer.clone()
     }
 
-    /// Starts the parts, from what the database has.
-    async fn start_parts(&self) -> Result<Writer> {
+    /// Starts purgatory with its hunt, from what the database has.
+    async fn start_purgatory(&self) -> Result<PurgatoryDriver> {
         let Base {
             settings,
             host,
@@ -310,33 +317,42 @@ impl OwnWriter {
             keys,
             ..
         } = &self.base;
-        let records = database
-            .records()
-            .await
-            .context("could not read the database")?;
+        let records = database.records().await;
+        let records = records.context("could not read the database")?;
+        let relay = ServedEvents {
+            store: Arc::clone(&host.store),
+            hub: hub.clone(),
+            clock: host.clock.clone(),
+            members: self.base.members(),
+        };
+        let parts = PurgatoryParts {
+            hunt: Some(hunt_parts(settings, &host.repos, keys, metrics.clone())?),
+            contributors: host.contributors.clone(),
+            repos: host.repos.clone(),
+            relay: Arc::new(relay),
+            policy: host.policy.clone(),
+            quotas: settings.quotas(),
+        };
+        Ok(PurgatoryDriver::start(parts, settings.purgatory.clone(), records).await)
+    }
+
+    /// Starts the parts of the writer.
+    async fn start_parts(&self) -> Result<Writer> {
+        let Base {
+            settings,
+            host,
+            hub,
+            metrics,
+            keys,
+            ..
+        } = &self.base;
         let GitHost {
-            repos,
-            contributors,
             store,
             policy,
             clock,
+            ..
         } = host.clone();
-        let private = self.base.private.as_ref();
-        let members = private.map(|service| service.private.members.clone());
-        let parts = PurgatoryParts {
-            hunt: Some(hunt_parts(settings, &repos, keys, metrics.clone())?),
-            contributors,
-            repos,
-            relay: Arc::new(ServedEvents {
-                store: Arc::clone(&store),
-                hub: hub.clone(),
-                clock: clock.clone(),
-                members: members.clone(),
-            }),
-            policy: policy.clone(),
-            quotas: settings.quotas(),
-        };
-        let purgatory = PurgatoryDriver::start(parts, settings.purgatory.clone(), records).await;
+        let purgatory = self.start_purgatory().await?;
         let ingest = Pipeline {
             store: Arc::clone(&store),
             git: Arc::new(purgatory.clone()),
@@ -346,7 +362,7 @@ impl OwnWriter {
             budgets: Budgets::default(),
             clock: clock.clone(),
             metrics: metrics.clone(),
-            members,
+            members: self.base.members(),
         };
         let ingest: Arc<dyn Ingest> = Arc::new(ingest);
         let mut sweeper = JoinSet::new();

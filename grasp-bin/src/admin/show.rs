@@ -13,8 +13,11 @@ use serde::Serialize;
 use super::{AdminRequest, request, screen};
 use crate::log::is_control;
 
-/// Prints the status of the server behind a socket.
-pub(crate) fn status(socket: &Path, json: bool) -> Result<()> {
+/// Prints the status of the server behind a socket, once or until interrupted.
+pub(crate) fn status(socket: &Path, is_watched: bool, json: bool) -> Result<()> {
+    if is_watched {
+        return watch(socket, json);
+    }
     print(&request(socket, AdminRequest::Status)?, json, summary)
 }
 
@@ -273,7 +276,7 @@ const END_OF_LINE: &str = "\x1b[K\r\n";
 const END: &str = "\x1b[J";
 
 /// Prints the status until interrupted: as lines of JSON, or redrawn on the screen. Waits for a server that was stopped.
-pub(crate) fn watch(socket: &Path, json: bool) -> Result<()> {
+fn watch(socket: &Path, json: bool) -> Result<()> {
     let mut out = std::io::stdout();
     let is_screen = out.is_terminal() && !json;
     let mut status: Result<Status> = Ok(request(socket, AdminRequest::Status)?);
