@@ -176,7 +176,7 @@ fn source(seed: usize, lines: usize, version: usize) -> String {
     let mut text = String::new();
     for line in 0..lines {
         let number = seed * 31 + line;
-        let changes = (line + version) % 40 == 0;
+        let changes = (line + version).is_multiple_of(40);
         let value = if changes { version } else { number };
         _ = match line % 10 {
             0 => writeln!(

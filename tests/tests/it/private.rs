@@ -362,7 +362,7 @@ async fn the_open_clone_of_a_removed_member_breaks_off() {
         team.instance.path(&team.alice.repo("x"))
     );
     let body = [
-        pkt(&format!("want {tip}\n")),
+        pkt(format!("want {tip}\n")),
         b"0000".to_vec(),
         pkt("done\n"),
     ]
@@ -519,10 +519,13 @@ async fn two_private_services_sync_events_and_git_data() {
     b.stop().await;
 }
 
+/// Changes the settings of a private service.
+type Change = fn(&mut grasp_bin::Settings);
+
 #[tokio::test]
 async fn a_service_that_could_not_be_private_is_refused() {
     let key = Author::new().key();
-    let cases: [(&str, fn(&mut grasp_bin::Settings)); 6] = [
+    let cases: [(&str, Change); 6] = [
         ("private: nobody could use it", |settings| {
             settings.private.members.clear()
         }),
