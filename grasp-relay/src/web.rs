@@ -4,6 +4,7 @@
 //! same without it. [`Page`] is what they share, [`Pages`] has those of repositories.
 
 mod charts;
+mod diff;
 mod feed;
 pub mod figures;
 mod frame;

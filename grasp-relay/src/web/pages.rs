@@ -14,11 +14,12 @@
 
 mod about;
 mod cache;
+mod changes;
 mod collaboration;
 mod commit;
 mod confirm;
 mod content;
-mod diff;
+mod feeds;
 mod file;
 mod log;
 mod owner;
@@ -26,6 +27,7 @@ mod refs;
 mod repository_page;
 mod revision;
 mod route;
+mod thread_page;
 mod tree;
 
 use std::path::PathBuf;
@@ -56,6 +58,7 @@ use self::cache::PageCache;
 use self::confirm::Confirmation;
 pub(crate) use self::confirm::{CONFIRM_PATH, MAX_FORM_BYTES};
 use self::revision::ReachCache;
+pub(crate) use self::revision::encode;
 use self::route::Route;
 use super::figures::RelayRow;
 use super::frame::{self, Caching, EncodedBody, EncodedPage, Page};

@@ -39,10 +39,12 @@ impl Renderer {
         Self {}
     }
 
-    /// Returns a text as HTML, and charges the page for it. `None` if it has to be shown as plain text.
+    /// Returns a text as HTML without characters that turn the direction of the page, and charges the page for it. `None` if it has to be shown as plain text.
     #[cfg(feature = "pages")]
     pub(crate) async fn render(&self, job: &Job<'_>, work: &PageWork) -> Option<String> {
-        self.workers.as_ref()?.render(job, work).await
+        let html = self.workers.as_ref()?.render(job, work).await?;
+        // After rendering, because an entity can name such a character, too.
+        Some(super::shown(&html))
     }
 
     /// Returns nothing: without the feature `pages` everything is shown as plain text.

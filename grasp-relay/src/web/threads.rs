@@ -3,12 +3,14 @@
 //! Only served events are read, so nothing that waits for its git data is shown. What an event means is decided by
 //! [`grasp_core::threads`].
 
+mod patch;
 mod read;
 mod show;
 
 use nostr::event::EventId;
 use nostr::nips::nip19::{FromBech32 as _, Nip19, Nip19Event, ToBech32 as _};
 
+pub(crate) use self::patch::MailPatch;
 pub(crate) use self::read::{Names, ThreadList, ThreadReader};
 pub(crate) use self::show::{ListQuery, ThreadPage, anchor, list, thread};
 

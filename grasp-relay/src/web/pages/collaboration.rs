@@ -1,27 +1,15 @@
 //! The pages of a repository that do not follow from its git data: threads, feeds, and the servers that are in step.
 
-use std::collections::BTreeSet;
-
-use grasp_core::kinds;
-use grasp_core::threads::Thread;
+use bitcoin_hashes::{HashEngine as _, sha256};
 use maud::html;
 use nostr::event::{Event, EventId};
-use nostr::filter::{Filter, SingleLetterTag};
-use nostr::key::PublicKey;
+use nostr::filter::Filter;
 
-use super::{Caching, Context, Made, PageError, Site, Tab, Version, Work};
-use crate::web::feed::{ATOM, Entry, Feed};
-use crate::web::servers::{self, ServerRows};
-use crate::web::threads::{
-    self, ListQuery, Names, ThreadKind, ThreadPage, ThreadReader, nevent, parse_event,
+use super::{
+    Caching, Context, Made, PageError, Site, Tab, Version, Work, feeds, kinds, thread_page,
 };
-use crate::web::{shortened, shown};
-
-/// Entries of a feed.
-const MAX_ENTRIES: usize = 50;
-
-/// Characters of the text of an entry.
-const MAX_SUMMARY_CHARS: usize = 1_000;
+use crate::web::servers::{self, ServerRows};
+use crate::web::threads::{self, ListQuery, ThreadKind, ThreadReader, nevent, parse_event};
 
 /// Seconds after which a page with names and ages of other events is made again.
 const REFRESH_SECONDS: u64 = 600;
@@ -29,7 +17,11 @@ const REFRESH_SECONDS: u64 = 600;
 /// What a feed is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FeedKind {
+    /// The default branch.
+    Commits,
+    Tags,
     Threads(ThreadKind),
+    /// Releases that maintainers published, or else the tags.
     Releases,
 }
 
@@ -61,6 +53,8 @@ impl Collaboration {
             (None, "servers", "") => Some(Self::Servers),
             (None, "servers.json", "") => Some(Self::ServersJson),
             (None, "badge.svg", "") => Some(Self::Badge),
+            (None, "feed", "commits.atom") => Some(Self::Feed(FeedKind::Commits)),
+            (None, "feed", "tags.atom") => Some(Self::Feed(FeedKind::Tags)),
             (None, "feed", "issues.atom") => {
                 Some(Self::Feed(FeedKind::Threads(ThreadKind::Issues)))
             }
@@ -96,16 +90,23 @@ impl Collaboration {
             }
             Self::Thread(_, id) => {
                 let reader = context.threads().await?;
-                format!("{}-{now}", reader.thread_version(*id).await?)
+                // The changes of a pull request follow from its target branch, too.
+                let generation = context.view.generation.0;
+                format!("{}-g{generation}-{now}", reader.thread_version(*id).await?)
+            }
+            Self::Feed(FeedKind::Commits | FeedKind::Tags) => {
+                format!("g{}", context.view.generation.0)
             }
             Self::Feed(FeedKind::Releases) => {
-                let ids = context.releases().await?;
-                let ids = ids.iter().map(|event| event.id.to_hex());
-                format!("r{}", ids.collect::<Vec<_>>().join("-"))
+                let mut engine = sha256::HashEngine::default();
+                for event in context.releases().await? {
+                    engine.input(event.id.as_bytes());
+                }
+                format!("g{}-{}", context.view.generation.0, engine.finalize())
             }
             Self::Servers | Self::ServersJson | Self::Badge => {
                 let rows = context.servers().await?;
-                let hash = bitcoin_hashes::sha256::Hash::hash(servers::json(&rows).as_bytes());
+                let hash = sha256::Hash::hash(servers::json(&rows).as_bytes());
                 format!("{hash}-{}", context.now() / 60)
             }
         })
@@ -113,6 +114,17 @@ impl Collaboration {
 
     /// Makes the page.
     pub(super) async fn make(&self, context: &Context<'_>, work: &Work) -> Result<Made, PageError> {
+        match self {
+            // What git does for these is charged as it ends.
+            Self::Thread(kind, id) => {
+                let page = thread_page::make(context, work, *kind, *id).await?;
+                return Ok(Made::Page(page));
+            }
+            Self::Feed(FeedKind::Commits) => return feeds::commits(context, work).await,
+            Self::Feed(FeedKind::Tags) => return feeds::tags(context, work).await,
+            Self::Feed(FeedKind::Releases) => return feeds::releases(context, work).await,
+            _ => {}
+        }
         let clock = &context.site.host.clock;
         let began = clock.now().mono;
         let made = self.made(context).await;
@@ -120,12 +132,12 @@ impl Collaboration {
         made
     }
 
+    /// Makes a page that needs no git.
     async fn made(&self, context: &Context<'_>) -> Result<Made, PageError> {
         match self {
             Self::List(kind, query) => list(context, *kind, query).await,
-            Self::Thread(kind, id) => thread(context, *kind, *id).await,
-            Self::Feed(FeedKind::Threads(kind)) => thread_feed(context, *kind).await,
-            Self::Feed(FeedKind::Releases) => release_feed(context).await,
+            Self::Feed(FeedKind::Threads(kind)) => feeds::threads(context, *kind).await,
+            Self::Thread(..) | Self::Feed(_) => Err(PageError::NotFound),
             Self::Servers => {
                 let rows = context.servers().await?;
                 let content = servers::table(&rows, context.now());
@@ -168,150 +180,17 @@ async fn list(
     Ok(Made::Page(page))
 }
 
-async fn thread(context: &Context<'_>, kind: ThreadKind, id: EventId) -> Result<Made, PageError> {
-    let reader = context.threads().await?;
-    let thread = reader.thread(id, kind).await?.ok_or(PageError::NotFound)?;
-    let names = reader.names(people(&thread)).await?;
-    let checks = match thread.tip() {
-        Some(tip) => reader.checks(&tip.commit).await?,
-        None => Vec::new(),
-    };
-    let base = context.base();
-    let list = format!("{base}/{}", kind.path());
-    let service = context.service();
-    let content = threads::thread(&ThreadPage {
-        thread: &thread,
-        names: &names,
-        checks: &checks,
-        base: &base,
-        list: &list,
-        clone: &service.repo_url(&context.request.address, context.site.secure),
-        web_client: &context.site.settings.web_client,
-        rendered: &[],
-    });
-    let page = context.page(&thread.summary.title, Tab::of(kind), content);
-    Ok(Made::Page(page))
-}
-
-/// Returns the people whose names the page of a thread shows.
-fn people(thread: &Thread) -> BTreeSet<PublicKey> {
-    let mut people = BTreeSet::from([thread.root.author]);
-    people.extend(thread.summary.change.map(|change| change.by));
-    people.extend(thread.cover.as_ref().map(|note| note.author));
-    people.extend(thread.patches.iter().map(|note| note.author));
-    people.extend(thread.comments.shown.iter().map(|comment| comment.author));
-    people
-}
-
-async fn thread_feed(context: &Context<'_>, kind: ThreadKind) -> Result<Made, PageError> {
-    let reader = context.threads().await?;
-    let list = reader.list(kind).await?;
-    let authors = list.rows.iter().map(|(root, _)| root.author);
-    let names = reader.names(authors.collect()).await?;
-    let url = context.url();
-    let link = format!("{url}/{}", kind.path());
-    let mut feed = Feed {
-        id: format!("{link}.atom"),
-        title: format!("{}: {}", context.name(), kind.title()),
-        own_link: format!("{url}/feed/{}.atom", kind.path()),
-        link: link.clone(),
-        entries: Vec::new(),
-    };
-    for (root, summary) in list.rows.iter().take(MAX_ENTRIES) {
-        let name = nevent(&root.id);
-        feed.entries.push(Entry {
-            id: format!("nostr:{name}"),
-            title: shown(&summary.title),
-            link: format!("{link}/{name}"),
-            author: author(&root.author, &names),
-            at: root.version.created_at,
-            summary: shown(&shortened(&root.text, MAX_SUMMARY_CHARS)),
-        });
-    }
-    Ok(atom(&feed))
-}
-
-async fn release_feed(context: &Context<'_>) -> Result<Made, PageError> {
-    let url = context.url();
-    let mut feed = Feed {
-        id: format!("{url}/releases.atom"),
-        title: format!("{}: releases", context.name()),
-        own_link: format!("{url}/feed/releases.atom"),
-        link: url.clone(),
-        entries: Vec::new(),
-    };
-    let client = &context.site.settings.web_client;
-    for event in context.releases().await? {
-        let name = nevent(&event.id);
-        let version = event.tags.iter().find(|tag| tag.kind() == "version");
-        let identifier = event.tags.iter().find(|tag| tag.kind() == "d");
-        let title = version.or(identifier).and_then(|tag| tag.content());
-        feed.entries.push(Entry {
-            id: format!("nostr:{name}"),
-            title: shown(&shortened(title.unwrap_or("release"), 200)),
-            link: format!("{client}/{name}"),
-            author: author(&event.pubkey, &Names::default()),
-            at: event.created_at,
-            summary: shown(&shortened(&event.content, MAX_SUMMARY_CHARS)),
-        });
-    }
-    Ok(atom(&feed))
-}
-
-fn atom(feed: &Feed) -> Made {
-    Made::Text {
-        content_type: ATOM,
-        text: feed.xml(),
-    }
-}
-
-/// Returns a person as text: its name for itself, and the beginning of its key.
-fn author(key: &PublicKey, names: &Names) -> String {
-    let start = crate::web::npub_start(key);
-    match names.get(key) {
-        Some(name) => format!("{} ({start})", shown(name)),
-        None => start,
-    }
-}
-
 impl Context<'_> {
     /// Returns the time in Unix seconds.
     fn now(&self) -> u64 {
         self.site.host.clock.now().unix.as_secs()
     }
 
-    /// Returns the name of the repository.
-    fn name(&self) -> String {
-        shown(self.request.address.identifier.as_str())
-    }
-
-    /// Returns the address of the repository.
-    fn url(&self) -> String {
-        let service = self.service();
-        service.repo_url(&self.request.address, self.site.secure)
-    }
-
-    async fn threads(&self) -> Result<ThreadReader<'_>, PageError> {
+    pub(super) async fn threads(&self) -> Result<ThreadReader<'_>, PageError> {
         let host = &self.site.host;
         let (model, now) = (host.policy.model, host.clock.now().unix);
         let reader = ThreadReader::open(&*host.store, now, model, &self.request.repo);
         Ok(reader.await?)
-    }
-
-    /// Reads the releases of the repository by its maintainers (NIP-82), the newest first.
-    async fn releases(&self) -> Result<Vec<Event>, PageError> {
-        let reader = self.threads().await?;
-        let maintainers = reader.scope().maintainers().clone();
-        if maintainers.is_empty() {
-            return Ok(Vec::new());
-        }
-        let names = reader.scope().coordinates().iter().map(ToString::to_string);
-        let filter = Filter::new()
-            .kind(kinds::SOFTWARE_RELEASE)
-            .authors(maintainers)
-            .custom_tags(SingleLetterTag::LOWERCASE_A, names)
-            .limit(MAX_ENTRIES);
-        Ok(self.site.events(filter).await?)
     }
 
     /// Returns the announced servers with what is known of them, and notes the visit.

@@ -7,11 +7,10 @@ use grasp_core::Oid;
 use grasp_purgatory::git::ObjectKind;
 use maud::{Markup, html};
 
-use super::diff::{self, Diff};
 use super::revision::Revision;
-use super::{Context, EncodedPage, Page, PageError, Tab, Work, content};
+use super::{Context, EncodedPage, Page, PageError, Tab, Work, changes, content};
 use crate::web::frame::EncodedBody;
-use crate::web::{format_count, shown};
+use crate::web::{diff, shown};
 
 /// The largest commit that is shown, without its content, in bytes.
 const MAX_COMMIT: u64 = 256 * 1024;
@@ -99,19 +98,20 @@ pub(super) async fn make(
 ) -> Result<Page, PageError> {
     let oid = revision.commit;
     let commit = read(context, work, oid).await?;
-    let diff = diff::read(context, work, commit.parents.first().copied(), oid).await?;
+    let diff = changes::diff(context, work, commit.parents.first().copied(), oid).await?;
     let base = context.base();
     let subject = shown(commit.subject());
     let shown_diff = diff.clone();
-    let (path, id) = (base.clone(), oid.to_string());
+    let files = format!("{base}/file/{oid}");
     let changes = work
-        .run(move || diff::markup(&shown_diff, &path, &id))
+        .run(move || diff::markup(&shown_diff, "f", Some(&files)))
         .await?;
     let content = html! {
         h1 { bdi { (subject) } }
         (content::proposed(revision))
         (about(&base, &commit, oid))
-        (statistics(&diff, commit.parents.len()))
+        h2 { "Changes" @if commit.parents.len() > 1 { " compared with the first parent" } }
+        (diff::summary(&diff, "f"))
         (changes)
         @if diff.is_cut {
             p { "There is more; clone the repository to see the rest:" }
@@ -147,18 +147,6 @@ fn about(base: &str, commit: &Commit, oid: Oid) -> Markup {
                     }
                 }
             }
-        }
-    }
-}
-
-fn statistics(diff: &Diff, parents: usize) -> Markup {
-    html! {
-        h2 { (format_count(diff.files.len() as u64, "changed file", "changed files")) }
-        p {
-            span class="good" { (diff.added()) " lines added" } ", "
-            span class="bad" { (diff.removed()) " removed" }
-            @if parents > 1 { ", compared with the first parent" }
-            "."
         }
     }
 }

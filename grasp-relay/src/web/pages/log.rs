@@ -47,18 +47,41 @@ pub(super) async fn list(
     from: Oid,
     count: usize,
 ) -> Result<Vec<LogEntry>, PageError> {
-    let request = context.request;
     let from = from.to_string();
+    read(context, work, &["--first-parent", &from], count).await
+}
+
+/// Lists the commits that another one lacks, newest first.
+pub(super) async fn list_since(
+    context: &Context<'_>,
+    work: &Work,
+    base: Option<Oid>,
+    tip: Oid,
+    count: usize,
+) -> Result<Vec<LogEntry>, PageError> {
+    let tip = tip.to_string();
+    match base {
+        Some(base) => read(context, work, &[&tip, &format!("^{base}")], count).await,
+        None => read(context, work, &[&tip], count).await,
+    }
+}
+
+async fn read(
+    context: &Context<'_>,
+    work: &Work,
+    commits: &[&str],
+    count: usize,
+) -> Result<Vec<LogEntry>, PageError> {
+    let request = context.request;
     let count = format!("--max-count={count}");
-    let arguments = [
-        "--first-parent",
+    let mut arguments = vec![
         "--no-color",
         "--encoding=UTF-8",
         "--format=tformat:%H%x00%P%x00%an%x00%at%x00%s%x00",
         &count,
-        &from,
-        "--",
     ];
+    arguments.extend(commits);
+    arguments.push("--");
     let (repos, repo) = (&request.repos, &request.repo);
     let listed = repos.run_for_page(repo, work, "log", &arguments, MAX_BYTES);
     let (output, _) = listed.await?;

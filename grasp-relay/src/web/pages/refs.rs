@@ -41,17 +41,20 @@ impl RefRow {
     }
 }
 
-/// Returns branches and tags, newest first, or by name if there are very many.
+/// Returns the refs with these prefixes, newest first, or by name if there are very many.
 pub(crate) async fn list(
     context: &Context<'_>,
     work: &Work,
+    prefixes: &[&str],
     count: usize,
 ) -> Result<Vec<RefRow>, PageError> {
     let refs = &context.view.refs.refs;
-    let shown: Vec<_> = refs
-        .iter()
-        .filter(|(name, _)| name.is_branch_or_tag())
-        .collect();
+    let is_meant = |name: &RefName| {
+        prefixes
+            .iter()
+            .any(|prefix| name.as_str().starts_with(prefix))
+    };
+    let shown: Vec<_> = refs.iter().filter(|(name, _)| is_meant(name)).collect();
     if shown.len() > MAX_DATED {
         let rows = shown.into_iter().map(|(name, target)| RefRow {
             name: name.clone(),
@@ -62,13 +65,12 @@ pub(crate) async fn list(
     }
     let request = context.request;
     let count = format!("--count={count}");
-    let arguments = [
+    let mut arguments = vec![
         "--sort=-creatordate",
         &count,
         "--format=%(refname)%00%(objectname)%00%(creatordate:unix)%00%(contents:subject)",
-        "refs/heads",
-        "refs/tags",
     ];
+    arguments.extend(prefixes);
     let (repos, repo) = (&request.repos, &request.repo);
     let listed = repos.run_for_page(repo, work, "for-each-ref", &arguments, MAX_BYTES);
     let (output, _) = listed.await?;
@@ -81,7 +83,8 @@ pub(super) async fn make(
     work: &Work,
     skip: usize,
 ) -> Result<Page, PageError> {
-    let rows = list(context, work, skip.saturating_add(PER_PAGE + 1)).await?;
+    let prefixes = ["refs/heads/", "refs/tags/"];
+    let rows = list(context, work, &prefixes, skip.saturating_add(PER_PAGE + 1)).await?;
     let now = context.site.host.clock.now().unix.as_secs();
     let base = context.base();
     let page: Vec<_> = rows.iter().skip(skip).take(PER_PAGE).collect();

@@ -31,7 +31,7 @@ const ESCAPED: AsciiSet = NON_ALPHANUMERIC
     .remove(b'/');
 
 /// Encodes a path, or the name of a branch, for an address.
-pub(super) fn encode(path: &str) -> String {
+pub(crate) fn encode(path: &str) -> String {
     utf8_percent_encode(path, &ESCAPED).to_string()
 }
 
@@ -99,7 +99,7 @@ impl Revision {
 
     /// Returns a commit by its id, if the repository shows it.
     pub(super) async fn by_id(context: &Context<'_>, commit: Oid) -> Result<Self, PageError> {
-        let belongs = belongs(context, commit).await?;
+        let belongs = belongs(context, None, commit).await?;
         Ok(Self {
             name: commit.to_string(),
             commit,
@@ -198,8 +198,13 @@ impl ReachCache {
     }
 }
 
-/// Returns why the repository shows a commit; `None` if it does not.
-async fn belongs(context: &Context<'_>, commit: Oid) -> Result<Option<Belongs>, PageError> {
+/// Returns why the repository shows a commit; `None` if it does not. Without `work`, a slot is taken if its commits have to
+/// be listed.
+pub(super) async fn belongs(
+    context: &Context<'_>,
+    work: Option<&Work>,
+    commit: Oid,
+) -> Result<Option<Belongs>, PageError> {
     let view = &context.view;
     let tips = view.refs.refs.iter();
     let mut is_proposed = false;
@@ -216,7 +221,7 @@ async fn belongs(context: &Context<'_>, commit: Oid) -> Result<Option<Belongs>, 
     let known = context.site.reaches.get(repo, view.generation);
     let reach = match known {
         Some(reach) => reach,
-        None => list_once(context).await?,
+        None => list_once(context, work).await?,
     };
     let tip = is_proposed.then_some(Belongs::Proposed);
     Ok(reach.of(&commit).or(tip))
@@ -224,10 +229,16 @@ async fn belongs(context: &Context<'_>, commit: Oid) -> Result<Option<Belongs>, 
 
 /// Lists the commits of a repository, unless another request has done so while this one waited for its slot: after a push,
 /// many visitors come at once.
-async fn list_once(context: &Context<'_>) -> Result<Arc<Reach>, PageError> {
+async fn list_once(
+    context: &Context<'_>,
+    work: Option<&Work>,
+) -> Result<Arc<Reach>, PageError> {
     let Context { site, request, .. } = context;
     let generation = context.view.generation;
-    let work = site.begin(request).await?;
+    let work = match work {
+        Some(work) => work.clone(),
+        None => site.begin(request).await?,
+    };
     if let Some(reach) = site.reaches.get(&request.repo, generation) {
         return Ok(reach);
     }

@@ -30,6 +30,8 @@ pub(crate) struct Place<'a> {
 pub(crate) enum Job<'a> {
     /// Markdown, as a document.
     Markdown { place: Place<'a>, text: &'a str },
+    /// Markdown, as a comment: its lines stay lines, and it has no places to link to, since there are many on one page.
+    Note { place: Place<'a>, text: &'a str },
     /// Source code: one line of HTML for each line.
     Code { file_name: &'a str, text: &'a str },
 }
@@ -38,7 +40,7 @@ impl Job<'_> {
     /// Returns the text to render.
     pub(crate) fn text(&self) -> &str {
         match self {
-            Self::Markdown { text, .. } | Self::Code { text, .. } => text,
+            Self::Markdown { text, .. } | Self::Note { text, .. } | Self::Code { text, .. } => text,
         }
     }
 
@@ -46,8 +48,12 @@ impl Job<'_> {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
-            Self::Markdown { place, text } => {
-                bytes.push(b'm');
+            Self::Markdown { place, text } | Self::Note { place, text } => {
+                bytes.push(if matches!(self, Self::Note { .. }) {
+                    b'n'
+                } else {
+                    b'm'
+                });
                 for part in [place.base, place.rev, place.directory, text] {
                     push_frame(&mut bytes, part.as_bytes());
                 }
@@ -92,15 +98,14 @@ impl ReceivedJob {
 
     pub(super) fn job(&self) -> Option<Job<'_>> {
         let [first, rev, directory, text] = &self.parts;
+        let place = Place {
+            base: first,
+            rev,
+            directory,
+        };
         match self.kind {
-            b'm' => Some(Job::Markdown {
-                place: Place {
-                    base: first,
-                    rev,
-                    directory,
-                },
-                text,
-            }),
+            b'm' => Some(Job::Markdown { place, text }),
+            b'n' => Some(Job::Note { place, text }),
             b'c' => Some(Job::Code {
                 file_name: first,
                 text,
@@ -165,6 +170,7 @@ mod tests {
                 place,
                 text: "# ü\n",
             },
+            Job::Note { place, text: "a" },
             Job::Code {
                 file_name: "a.rs",
                 text: "",

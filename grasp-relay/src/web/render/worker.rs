@@ -2,6 +2,7 @@
 
 mod highlight;
 mod markdown;
+mod mentions;
 
 use std::io::{self, BufReader, BufWriter};
 use std::time::Duration;
@@ -35,6 +36,7 @@ pub fn run() -> io::Result<()> {
 fn render(job: &Job<'_>) -> String {
     match job {
         Job::Markdown { place, text } => markdown::render(place, text),
+        Job::Note { place, text } => markdown::render_note(place, text),
         Job::Code { file_name, text } => highlight::file(file_name, text),
     }
 }

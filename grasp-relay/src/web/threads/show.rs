@@ -1,6 +1,6 @@
 //! What the list of threads and the page of one show.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::service::npub;
 use grasp_core::threads::{Check, CheckOutcome, Comment, Note, Root, RootKind, Status, Thread};
@@ -9,8 +9,8 @@ use nostr::event::EventId;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use super::{Names, ThreadKind, ThreadList, nevent};
-use crate::web::{feed, format_count, shortened};
+use super::{MailPatch, Names, ThreadKind, ThreadList, nevent};
+use crate::web::{feed, format_count, shortened, shown};
 
 /// Threads on one page of a list.
 pub(crate) const PAGE: usize = 50;
@@ -86,7 +86,7 @@ pub(crate) fn list(
             matching.push((root, summary));
         }
     }
-    let shown = matching.iter().skip(query.skip).take(PAGE);
+    let listed = matching.iter().skip(query.skip).take(PAGE);
     let next = (query.skip.saturating_add(PAGE) < matching.len()).then(|| ListQuery {
         skip: query.skip.saturating_add(PAGE),
         ..query.clone()
@@ -108,12 +108,15 @@ pub(crate) fn list(
         @if threads.is_cut { p class="small" { "The newest " (threads.rows.len()) " are listed." } }
         @if matching.is_empty() { p { "None." } }
         ul class="log" {
-            @for (root, summary) in shown {
+            @for (root, summary) in listed {
                 li {
                     (status_badge(root.kind, summary.status())) " "
                     a href={ (base) "/" (nevent(&root.id)) } { bdi { (summary.title) } } " "
                     (labels(base, &summary.labels))
-                    div class="small" { span { (root.kind.noun()) " by " (person(&root.author, names)) } " " (when(root.version.created_at)) }
+                    div class="small" {
+                        span { (root.kind.noun()) " by " (person(&root.author, names)) } " " (when(root.version.created_at))
+                        @if summary.comments > 0 { " " span { (format_count(summary.comments as u64, "comment", "comments")) } }
+                    }
                 }
             }
         }
@@ -134,7 +137,9 @@ pub(crate) struct ThreadPage<'a> {
     pub(crate) clone: &'a str,
     pub(crate) web_client: &'a str,
     /// The rendered texts, by event; the others are shown as plain text.
-    pub(crate) rendered: &'a [(EventId, Markup)],
+    pub(crate) rendered: &'a BTreeMap<EventId, Markup>,
+    /// The commits and changes of a pull request.
+    pub(crate) changes: Option<Markup>,
 }
 
 /// Returns the content of the page of a thread.
@@ -159,8 +164,9 @@ pub(crate) fn thread(page: &ThreadPage<'_>) -> Markup {
         @if !summary.labels.is_empty() { p { (labels(page.list, &summary.labels)) } }
         @if root.kind == RootKind::PullRequest { (proposal(page)) }
         @if let Some(cover) = cover { (article(page, cover, "Cover note", 0)) }
-        (article(page, &first_note(root), "", 0))
-        @for patch in patches { (article(page, patch, "Patch", 0)) }
+        @let is_series = !patches.is_empty();
+        (article(page, &first_note(root), if is_series { "1st of the series" } else { "" }, 0))
+        @for patch in patches { (article(page, patch, "of the same series", 0)) }
         h2 { (format_count(comments.shown.len() as u64 + comments.omitted as u64, "comment", "comments")) }
         @for comment in &comments.shown { (comment_article(page, comment)) }
         @if comments.omitted > 0 {
@@ -170,6 +176,7 @@ pub(crate) fn thread(page: &ThreadPage<'_>) -> Markup {
             a href={ (page.web_client) "/" (nevent(&root.id)) } rel="noopener nofollow" { "Answer in a web client" }
             ", or in any client that speaks nostr."
         }
+        @if let Some(changes) = &page.changes { (changes) }
     }
 }
 
@@ -194,7 +201,10 @@ fn proposal(page: &ThreadPage<'_>) -> Markup {
             dl {
                 dt { "Proposed commit" }
                 dd {
-                    a href={ (page.base) "/commit/" (commit) } rel="nofollow" { code { (shortened(&commit, 12)) } }
+                    @match &page.changes {
+                        Some(_) => a href={ (page.base) "/commit/" (commit) } rel="nofollow" { code { (shortened(&commit, 12)) } },
+                        None => code { (shortened(&commit, 12)) },
+                    }
                     @if let Some(branch) = &root.branch { " from branch " bdi { code { (branch) } } }
                     @if let Some(target) = &root.target { " into " bdi { code { (target) } } }
                     @if tips.len() > 1 { ", " (tips.len()) " versions" }
@@ -266,7 +276,6 @@ fn article(page: &ThreadPage<'_>, note: &Note, about: &str, depth: usize) -> Mar
         2 => "box note d2",
         _ => "box note d3",
     };
-    let rendered = page.rendered.iter().find(|(rendered, _)| rendered == id);
     html! {
         article class=(class) id=(anchor(id)) {
             div class="small" {
@@ -276,38 +285,25 @@ fn article(page: &ThreadPage<'_>, note: &Note, about: &str, depth: usize) -> Mar
                 " · " a href={ "nostr:" (name) } title=(name) { "nostr:" (shortened(&name, 14)) }
                 " · " a href={ (page.web_client) "/" (name) } rel="noopener nofollow" { "in a client" }
             }
-            @match rendered {
-                Some((_, html)) => div class="md" dir="auto" { (html) },
-                None => (plain(&note.text)),
+            @match page.rendered.get(id) {
+                Some(html) => div class="md" dir="auto" { (html) },
+                None => (plain(&note.text, &anchor(id))),
             }
         }
     }
 }
 
-/// Returns a text as it is; a patch with the classes of a diff.
-fn plain(text: &str) -> Markup {
-    let text = crate::web::shown(text);
+/// Returns a text as it is; a patch with its changes. `name` is that of its place within the page.
+fn plain(text: &str, name: &str) -> Markup {
+    if let Some(patch) = MailPatch::parse(text) {
+        return patch.markup(&format!("{name}-"));
+    }
+    let text = shown(text);
     let is_cut = text.len() > MAX_TEXT_CHARS;
     let text = shortened(&text, MAX_TEXT_CHARS);
-    let is_patch = text.starts_with("From ") && text.contains("\ndiff --git ");
     html! {
-        @if is_patch {
-            div class="scroll" tabindex="0" role="region" aria-label="Patch" {
-                pre class="diff" { @for line in text.lines() { span class=(line_class(line)) { (line) } } }
-            }
-        } @else {
-            div class="plain" dir="auto" { (text.trim()) }
-        }
+        div class="plain" dir="auto" { (text.trim()) }
         @if is_cut { p class="small" { "The text is longer; a nostr client shows all of it." } }
-    }
-}
-
-fn line_class(line: &str) -> &'static str {
-    match line.as_bytes() {
-        [b'@', b'@', ..] | [b'd', b'i', b'f', b'f', b' ', ..] => "l h",
-        [b'+', ..] if !line.starts_with("+++ ") => "l a",
-        [b'-', ..] if !line.starts_with("--- ") && line != "-- " => "l d",
-        _ => "l",
     }
 }
 
@@ -342,7 +338,7 @@ fn person(key: &PublicKey, names: &Names) -> Markup {
     let whole = npub(key);
     html! {
         span title=(whole) {
-            @if let Some(name) = names.get(key) { bdi { (crate::web::shown(name)) } " " }
+            @if let Some(name) = names.get(key) { bdi { (shown(name)) } " " }
             code { (shortened(&whole, 12)) }
         }
     }

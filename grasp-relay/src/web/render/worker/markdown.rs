@@ -7,7 +7,7 @@ use ammonia::Builder;
 use comrak::nodes::{AstNode, NodeHtmlBlock, NodeValue};
 use comrak::{Anchorizer, Arena, Options, format_html, parse_document};
 
-use super::highlight;
+use super::{highlight, mentions};
 use crate::web::render::job::Place;
 
 /// Put before every id of a document, so that it is none of the page's.
@@ -15,12 +15,22 @@ const ID_PREFIX: &str = "doc-";
 
 /// Renders a document. Links in it lead to files of the repository; pictures of other hosts become links.
 pub(super) fn render(place: &Place<'_>, text: &str) -> String {
+    html_of(place, text, true)
+}
+
+/// Renders a comment: its lines stay lines, and it has no ids, which others on the same page could have, too.
+pub(super) fn render_note(place: &Place<'_>, text: &str) -> String {
+    html_of(place, text, false)
+}
+
+fn html_of(place: &Place<'_>, text: &str, is_document: bool) -> String {
     let mut options = Options::default();
     options.extension.strikethrough = true;
     options.extension.table = true;
     options.extension.autolink = true;
-    options.extension.footnotes = true;
+    options.extension.footnotes = is_document;
     options.extension.alerts = true;
+    options.render.hardbreaks = !is_document;
     // HTML of the document is let through here and sanitised below, with everything else.
     options.render.r#unsafe = true;
     let arena = Arena::new();
@@ -29,6 +39,8 @@ pub(super) fn render(place: &Place<'_>, text: &str) -> String {
     // Collected first: what is changed while it is walked ends the walk.
     let nodes: Vec<_> = document.descendants().collect();
     for node in nodes {
+        check_box(node);
+        mentions::link(node, &arena);
         change(node, &arena, &mut anchors);
     }
     let mut html = String::new();
@@ -36,7 +48,7 @@ pub(super) fn render(place: &Place<'_>, text: &str) -> String {
     if format_html(document, &options, &mut html).is_err() {
         return String::new();
     }
-    sanitise(place, &html)
+    sanitise(place, &html, is_document)
 }
 
 /// Gives headings an id, colours code, and makes links of pictures that are elsewhere.
@@ -82,6 +94,26 @@ fn change<'a>(node: &'a AstNode<'a>, arena: &'a Arena<'a>, anchors: &mut Anchori
     }
 }
 
+/// Makes a sign of the box that an item of a list begins with: `[ ]` or `[x]`.
+fn check_box<'a>(node: &'a AstNode<'a>) {
+    let is_first = node.previous_sibling().is_none();
+    let item = node.parent().and_then(|parent| parent.parent());
+    let is_in_item = item.is_some_and(|it| matches!(it.data.borrow().value, NodeValue::Item(_)));
+    if !is_first || !is_in_item {
+        return;
+    }
+    let mut data = node.data.borrow_mut();
+    let NodeValue::Text(text) = &mut data.value else {
+        return;
+    };
+    for (mark, sign) in [("[ ] ", "☐ "), ("[x] ", "☑ "), ("[X] ", "☑ ")] {
+        if let Some(rest) = text.strip_prefix(mark) {
+            *text = format!("{sign}{rest}").into();
+            return;
+        }
+    }
+}
+
 /// Returns the text within a node.
 fn text_of<'a>(node: &'a AstNode<'a>) -> String {
     let mut text = String::new();
@@ -111,13 +143,13 @@ pub(super) fn escaped(text: &str) -> String {
 }
 
 /// Lets through what a document needs, without classes but those of code, and with own ids.
-fn sanitise(place: &Place<'_>, html: &str) -> String {
+fn sanitise(place: &Place<'_>, html: &str, is_document: bool) -> String {
     let classes: HashSet<&str> = highlight::CLASSES.into_iter().collect();
     let place = OwnedPlace::new(place);
     let mut builder = Builder::default();
     builder
         .allowed_classes(HashMap::from([("span", classes)]))
-        .add_generic_attributes(["id", "dir"])
+        .add_generic_attributes(["dir"])
         .rm_tags(["map", "area", "bdo"])
         // What is wider than the screen is moved by the keyboard, too.
         .set_tag_attribute_value("pre", "tabindex", "0")
@@ -128,6 +160,9 @@ fn sanitise(place: &Place<'_>, html: &str) -> String {
         .attribute_filter(move |element, attribute, value| {
             place.attribute(element, attribute, value)
         });
+    if is_document {
+        builder.add_generic_attributes(["id"]);
+    }
     builder.clean(html).to_string()
 }
 
@@ -167,6 +202,9 @@ impl OwnedPlace {
             ("a", "href") if value.starts_with('#') => {
                 let name = value.trim_start_matches('#');
                 Some(format!("#{ID_PREFIX}{name}").into())
+            }
+            ("a", "href") if value.starts_with("nostr:") => {
+                Some(mentions::address(&self.base, value)?.into())
             }
             ("a", "href") if !is_elsewhere(value) => Some(self.resolve("file", value)?.into()),
             (_, "cite" | "longdesc" | "background") => None,
@@ -292,6 +330,13 @@ mod tests {
         let page = html("    code\n\n| a |\n|---|\n| b |\n");
         assert!(page.contains("<pre tabindex=\"0\"><code>"), "{page}");
         assert!(page.contains("<table tabindex=\"0\">"), "{page}");
+    }
+
+    #[test]
+    fn comments_keep_their_lines_and_have_no_ids() {
+        let page = render_note(&PLACE, "# A\nb\nc <p id=x>y</p>\n\n- [x] done");
+        assert!(page.contains("b<br>\nc") && !page.contains("id="), "{page}");
+        assert!(page.contains("☑ done"), "{page}");
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! The difference between two commits, as git prints it.
 
-use grasp_core::Oid;
 use maud::{Markup, html};
 
-use super::revision::encode;
-use super::{Context, PageError, Work};
-use crate::web::shown;
+use super::pages::encode;
+use super::{format_count, shown};
 
 /// Files of a difference that are shown.
 const MAX_FILES: usize = 300;
@@ -13,8 +11,8 @@ const MAX_FILES: usize = 300;
 /// Lines of all files that are shown.
 const MAX_LINES: usize = 20_000;
 
-/// Bytes of a difference.
-const MAX_BYTES: usize = 1024 * 1024;
+/// Files up to which the list of changed files is open.
+const MAX_LISTED_OPEN: usize = 20;
 
 /// Characters of a line that are shown.
 const MAX_LINE: usize = 1_000;
@@ -51,8 +49,7 @@ impl Diff {
     }
 
     fn count(&self, first: char) -> usize {
-        let lines = self.files.iter().flat_map(|file| &file.lines);
-        lines.filter(|line| line.starts_with(first)).count()
+        self.files.iter().map(|file| file.count(first)).sum()
     }
 
     /// Parses the output of `git diff-tree -p`.
@@ -138,6 +135,12 @@ impl FileDiff {
         }
     }
 
+    /// Counts the lines with this first character.
+    fn count(&self, first: char) -> usize {
+        let lines = self.lines.iter();
+        lines.filter(|line| line.starts_with(first)).count()
+    }
+
     /// Takes a line. Returns whether it is one of a hunk.
     fn push(&mut self, line: &str, hunk: &mut Hunk) -> bool {
         if hunk.is_over() && !line.starts_with('\\') {
@@ -172,50 +175,44 @@ impl FileDiff {
     }
 }
 
-/// Reads the difference of a commit to its parent; without one everything is new.
-pub(crate) async fn read(
-    context: &Context<'_>,
-    work: &Work,
-    parent: Option<Oid>,
-    commit: Oid,
-) -> Result<Diff, PageError> {
-    let request = context.request;
-    let parent = parent.map(|parent| parent.to_string());
-    let commit = commit.to_string();
-    let mut arguments = vec![
-        "-r",
-        "-p",
-        "-M",
-        "-l200",
-        "--root",
-        "--no-commit-id",
-        "--no-color",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--src-prefix=a/",
-        "--dst-prefix=b/",
-    ];
-    arguments.extend(parent.as_deref());
-    arguments.push(&commit);
-    let (repos, repo) = (&request.repos, &request.repo);
-    let made = repos.run_for_page(repo, work, "diff-tree", &arguments, MAX_BYTES);
-    let (output, is_cut) = made.await?;
-    let parsed = work.run(move || Diff::parse(&String::from_utf8_lossy(&output), is_cut));
-    Ok(parsed.await?)
+/// Returns the number of changed files and lines, and a list of the files that leads to their changes. `name` is that of the
+/// place of the changes within the page.
+pub(crate) fn summary(diff: &Diff, name: &str) -> Markup {
+    let is_open = diff.files.len() <= MAX_LISTED_OPEN;
+    html! {
+        details class="files" open[is_open] {
+            summary {
+                (format_count(diff.files.len() as u64, "changed file", "changed files")) ": "
+                span class="good" { (diff.added()) " lines added" } ", "
+                span class="bad" { (diff.removed()) " removed" }
+                @if diff.is_cut { ", and more that is not shown" }
+            }
+            ul {
+                @for (number, file) in (1..).zip(&diff.files) {
+                    li {
+                        a href={ "#" (name) (number) } { bdi { (shown(&file.name)) } } " "
+                        span class="good" { "+" (file.count('+')) } " " span class="bad" { "−" (file.count('-')) }
+                    }
+                }
+            }
+        }
+    }
 }
 
-/// Returns the changes of all files. `base` and `commit` are for links to the files after the change.
-pub(crate) fn markup(diff: &Diff, base: &str, commit: &str) -> Markup {
+/// Returns the changes of all files. `name` is that of the place of the changes within the page; `files` is the path that
+/// the files after the change are below, if they are shown.
+pub(crate) fn markup(diff: &Diff, name: &str, files: Option<&str>) -> Markup {
     html! {
-        @for file in &diff.files {
-            h3 {
-                @if file.is_deleted || file.name.starts_with('"') { bdi { (shown(&file.name)) } } @else {
-                    a href=(format!("{base}/file/{commit}/{}", encode(&file.name))) rel="nofollow" { bdi { (shown(&file.name)) } }
+        @for (number, file) in (1..).zip(&diff.files) {
+            h3 class="file" id={ (name) (number) } {
+                @match files.filter(|_| !file.is_deleted && !file.name.starts_with('"')) {
+                    Some(files) => a href={ (files) "/" (encode(&file.name)) } rel="nofollow" { bdi { (shown(&file.name)) } },
+                    None => bdi { (shown(&file.name)) },
                 }
                 @for note in &file.notes { " " span class="small" { (shown(note)) } }
             }
             @if !file.lines.is_empty() {
-                div class="scroll" tabindex="0" role="region" aria-label="Changes" {
+                div class="scroll" tabindex="0" role="region" aria-label={ "Changes of " (shown(&file.name)) } {
                     pre class="diff" { code { @for line in &file.lines { (diff_line(line)) } } }
                 }
             }
@@ -260,7 +257,7 @@ mod tests {
 
     #[test]
     fn lines_are_escaped() {
-        let html = markup(&Diff::parse(TEXT, false), "/x.git", "abc").0;
+        let html = markup(&Diff::parse(TEXT, false), "f", Some("/x.git/file/abc")).0;
         assert!(
             html.contains("<span class=\"l a\">+&lt;b&gt;\n</span>"),
             "{html}"
