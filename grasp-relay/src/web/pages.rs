@@ -70,8 +70,8 @@ use crate::in_step::InStep;
 use crate::server::Config;
 use crate::store::{self, StoreError};
 
-/// Bytes of pages that are kept.
-const CACHE_BYTES: usize = 64 * 1024 * 1024;
+/// Bytes of pages that are kept. With those of rendered texts they are 64 MiB.
+const CACHE_BYTES: usize = 48 * 1024 * 1024;
 
 /// Bytes of pages that are being sent to all clients, small ones not counted.
 const SENDING_BYTES: u64 = 64 * 1024 * 1024;

@@ -6,6 +6,8 @@
 
 mod job;
 #[cfg(feature = "pages")]
+mod kept;
+#[cfg(feature = "pages")]
 mod worker_process;
 
 /// What a worker executes.
@@ -13,15 +15,25 @@ mod worker_process;
 pub mod worker;
 
 use std::path::PathBuf;
+#[cfg(feature = "pages")]
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grasp_purgatory::git::PageWork;
 
 pub(crate) use self::job::{Job, MAX_TEXT, Place};
+#[cfg(feature = "pages")]
+use self::kept::{JobHash, RenderedTexts};
+
+/// Bytes of rendered texts that are kept.
+#[cfg(feature = "pages")]
+const KEPT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Renders by workers, if there is a program for them.
 pub(crate) struct Renderer {
     #[cfg(feature = "pages")]
     workers: Option<worker_process::Workers>,
+    #[cfg(feature = "pages")]
+    kept: Mutex<RenderedTexts>,
 }
 
 impl Renderer {
@@ -30,6 +42,7 @@ impl Renderer {
     pub(crate) fn new(program: Option<PathBuf>) -> Self {
         Self {
             workers: program.map(worker_process::Workers::new),
+            kept: Mutex::new(RenderedTexts::new(KEPT_BYTES)),
         }
     }
 
@@ -39,12 +52,29 @@ impl Renderer {
         Self {}
     }
 
-    /// Returns a text as HTML without characters that turn the direction of the page, and charges the page for it. `None` if it has to be shown as plain text.
+    /// Returns a text as HTML without characters that turn the direction of the page, and charges the page for it. `None` if it
+    /// has to be shown as plain text.
     #[cfg(feature = "pages")]
     pub(crate) async fn render(&self, job: &Job<'_>, work: &PageWork) -> Option<String> {
-        let html = self.workers.as_ref()?.render(job, work).await?;
+        let workers = self.workers.as_ref()?;
+        if job.text().len() > MAX_TEXT {
+            return None;
+        }
+        let hash = JobHash::of(job);
+        let kept = self.kept().get(&hash);
+        if kept.is_some() {
+            return kept;
+        }
+        let html = workers.render(job, work).await?;
         // After rendering, because an entity can name such a character, too.
-        Some(super::shown(&html))
+        let html = super::shown(&html);
+        self.kept().insert(hash, html.clone());
+        Some(html)
+    }
+
+    #[cfg(feature = "pages")]
+    fn kept(&self) -> MutexGuard<'_, RenderedTexts> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns nothing: without the feature `pages` everything is shown as plain text.

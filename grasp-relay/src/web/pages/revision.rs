@@ -229,10 +229,7 @@ pub(super) async fn belongs(
 
 /// Lists the commits of a repository, unless another request has done so while this one waited for its slot: after a push,
 /// many visitors come at once.
-async fn list_once(
-    context: &Context<'_>,
-    work: Option<&Work>,
-) -> Result<Arc<Reach>, PageError> {
+async fn list_once(context: &Context<'_>, work: Option<&Work>) -> Result<Arc<Reach>, PageError> {
     let Context { site, request, .. } = context;
     let generation = context.view.generation;
     let work = match work {
