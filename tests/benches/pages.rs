@@ -18,6 +18,8 @@ mod content;
 #[path = "git/memory.rs"]
 #[allow(dead_code, reason = "the bench of git uses more of it")]
 mod memory;
+#[path = "pages/processor.rs"]
+mod processor;
 #[path = "soak/server.rs"]
 #[allow(dead_code, reason = "the soak test uses more of it")]
 mod server;
@@ -29,6 +31,7 @@ use self::cgit::Cgit;
 use self::client::{Client, Load, under_load};
 use self::content::Content;
 use self::memory::MemorySampler;
+use self::processor::processor_time;
 use self::server::Server;
 
 /// Clients that send requests at the same time.
@@ -153,7 +156,7 @@ impl Bench {
     /// Times single pages that were not requested before.
     fn times(&self) {
         println!(
-            "\nnew pages, one at a time, median of {}\n  {:34} {:>10} {:>10}  wanted",
+            "\nnew pages, one at a time, median of {}; in brackets the processor time of the server and its processes\n  {:34} {:>19} {:>19}  wanted",
             self.rounds, "", "grasp", "cgit"
         );
         // Which commits there are is found out once after each push.
@@ -161,25 +164,22 @@ impl Bench {
         let first = self.ours(&format!("/commit/{}", self.content.commit(1)));
         let walk = timed(|| _ = client.get(&first, ""));
         for row in &ROWS {
-            let [mut ours, mut theirs] = <[Vec<Duration>; 2]>::default();
+            let [mut ours, mut theirs] = <[Samples; 2]>::default();
             for round in 0..self.rounds {
                 if row.name == "repository" {
                     let moved = self.content.move_branch(&self.server, round);
                     self.runtime.block_on(moved);
                 }
                 let path = self.ours(&(row.ours)(&self.content, round));
-                ours.push(timed(|| _ = client.get(&path, "")));
+                ours.add(self.server.id(), || _ = client.get(&path, ""));
                 if let Some(cgit) = &self.cgit {
                     let path = cgit::path(&(row.theirs)(&self.content, round));
                     let mut client = Client::connect(&cgit.address);
-                    theirs.push(timed(|| _ = client.get(&path, "")));
+                    theirs.add(cgit.id(), || _ = client.get(&path, ""));
                 }
             }
-            let (ours, theirs) = (median(&mut ours), median(&mut theirs));
-            println!(
-                "  {:34} {ours:>10.1?} {theirs:>10.1?}  {}",
-                row.name, row.wanted
-            );
+            let (ours, theirs) = (ours.shown(), theirs.shown());
+            println!("  {:34} {ours:>19} {theirs:>19}  {}", row.name, row.wanted);
         }
         println!("  {:34} {walk:>10.1?}", "the first commit after a push");
     }
@@ -260,6 +260,26 @@ impl Bench {
                 (page.bytes() + more) as f64 / KB
             );
         }
+    }
+}
+
+/// Times of one kind of page, and the processor time for all of them.
+#[derive(Default)]
+struct Samples {
+    times: Vec<Duration>,
+    processor: Duration,
+}
+
+impl Samples {
+    fn add(&mut self, process: u32, request: impl FnOnce()) {
+        let before = processor_time(process);
+        self.times.push(timed(request));
+        self.processor += processor_time(process).saturating_sub(before);
+    }
+
+    fn shown(mut self) -> String {
+        let each = self.processor / self.times.len().max(1) as u32;
+        format!("{:.1?} ({each:.1?})", median(&mut self.times))
     }
 }
 

@@ -58,6 +58,10 @@ impl Cgit {
             child,
         })
     }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
 }
 
 impl Drop for Cgit {
