@@ -109,6 +109,18 @@ async fn held_deleted_and_foreign_events_are_on_no_page() {
     let held = bob.pull_request(&hosted.repo, &"ab".repeat(20));
     hosted.server.ingest(vec![held.clone()]).await;
     assert!(!hosted.server.serves(&held).await);
+    let (_, overview) = hosted.get("").await;
+    let counts = ["1 issue<", "0 pull requests and patches<"];
+    assert!(
+        counts.iter().all(|count| overview.contains(count)),
+        "{overview}"
+    );
+    // The page of a held event is nowhere, as if the event were unknown.
+    let lead = hosted
+        .server
+        .get(&format!("/e/{}", held.id.to_hex()), &[])
+        .await;
+    assert!(lead.header("location").starts_with("https://"), "{lead:?}");
     for (list, event) in [("pulls", &held), ("issues", &foreign)] {
         let (status, page) = hosted.get(&format!("{list}/{}", event.id.to_hex())).await;
         assert_eq!(status, 404, "{page}");
@@ -309,4 +321,101 @@ async fn servers_are_in_step_until_one_stops_or_moves_a_ref() {
     assert!(status.contains("Servers around this one"), "{status}");
     a.stop().await;
     b.stop().await;
+}
+
+/// Signs events of every kind that pages show, with a script and a character that turns the direction in every field.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_text_in_any_field_of_an_event_is_shown_as_text() {
+    const HOSTILE: &str =
+        "</title><script>alert(1)</script>\"'>\u{202e}<img src=x onerror=alert(1)>";
+    let hosted = Hosted::start().await;
+    let (alice, bob) = (hosted.alice.later(1), Author::new());
+    let service = hosted.server.service();
+    let more: [&[&str]; 6] = [
+        &["name", HOSTILE],
+        &["description", HOSTILE],
+        &["web", HOSTILE],
+        &["web", "javascript:alert(1)"],
+        &["t", HOSTILE],
+        &["alt", HOSTILE],
+    ];
+    let announcement = alice.announce_with("x", &service, &more);
+    let profile = alice.sign(0, &serde_json::json!({"name": HOSTILE}).to_string(), &[]);
+    let address = hosted.repo.to_string();
+    let about: &[&str] = &["a", &address];
+    let (subject, label): (&[&str], &[&str]) = (&["subject", HOSTILE], &["t", HOSTILE]);
+    let issue = bob.sign(1621, HOSTILE, &[about, subject, label]);
+    let id = issue.id.to_hex();
+    let patch = bob.sign(1617, &format!("Subject: {HOSTILE}\n\n---\n diff --git a/{HOSTILE} b/{HOSTILE}\n@@ -1 +1 @@\n-{HOSTILE}\n+{HOSTILE}\n"), &[about, &["t", "root"], label]);
+    let reply = comment(&bob, &issue.id, HOSTILE);
+    let file: [&[&str]; 7] = [
+        &["E", &id],
+        &["K", "1621"],
+        &["e", &id],
+        &["k", "1621"],
+        &["f", HOSTILE],
+        &["line", HOSTILE],
+        &["c", HOSTILE],
+    ];
+    let at_line = bob.later(1).sign(1111, HOSTILE, &file);
+    let closed = bob.later(1).sign(1632, HOSTILE, &[&["e", &id, "", "root"]]);
+    let renamed = bob.later(2).sign(
+        1985,
+        HOSTILE,
+        &[&["e", &id], &["L", "#subject"], &["l", HOSTILE, "#subject"]],
+    );
+    let note = bob.later(2).sign(1624, HOSTILE, &[&["e", &id, "", "root"]]);
+    for event in [
+        announcement,
+        profile,
+        issue.clone(),
+        patch.clone(),
+        reply,
+        at_line,
+        closed,
+        renamed,
+        note,
+    ] {
+        // What the server does not accept is on no page either.
+        hosted.server.ingest(vec![event]).await;
+    }
+    assert!(hosted.server.serves(&issue).await && hosted.server.serves(&patch).await);
+    let owner = npub(&alice.key());
+    let below = hosted.server.path(&hosted.repo);
+    let label: String = HOSTILE.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    for path in [
+        "/".to_owned(),
+        format!("/?q={label}"),
+        format!("/{owner}"),
+        below.clone(),
+        format!("{below}/issues?state=closed"),
+        format!("{below}/issues?label={label}"),
+        format!("{below}/issues/{id}"),
+        format!("{below}/pulls"),
+        format!("{below}/pulls/{}", patch.id.to_hex()),
+        format!("{below}/servers"),
+        format!("{below}/feed/issues.atom"),
+        format!("{below}/feed/pulls.atom"),
+        format!("{below}/{label}"),
+        "/status".to_owned(),
+    ] {
+        let page = hosted.server.get(&path, &[]).await;
+        assert!([200, 404].contains(&page.status), "{path}: {page:?}");
+        let body = page.body.split("<script>").collect::<Vec<_>>();
+        // The status page has a script of its own.
+        assert!(
+            body.len() <= if path == "/status" { 2 } else { 1 },
+            "{path}: {}",
+            page.body
+        );
+        for bad in [
+            "alert(1)</script>",
+            "<img src=x",
+            "\u{202e}",
+            "href=\"javascript:",
+        ] {
+            assert!(!page.body.contains(bad), "{path}: {bad}: {}", page.body);
+        }
+    }
+    hosted.server.stop().await;
 }

@@ -1,7 +1,7 @@
 //! Pages of the content of repositories: what they show, and what they never show.
 
 use grasp_relay::web::{Confirm, Show};
-use grasp_tests::{Author, HttpResponse, Instance, Workdir, post};
+use grasp_tests::{Author, HttpResponse, Instance, Workdir, eventually_async, post, write_program};
 
 const MAIN: &str = "refs/heads/main";
 
@@ -285,4 +285,137 @@ async fn addresses_that_people_guess_lead_on() {
     let short = site.base.strip_suffix(".git").unwrap_or_default();
     let tree = site.instance.get(&format!("{short}/tree/main"), &[]).await;
     assert_eq!(tree.status, 200);
+}
+
+#[tokio::test]
+async fn a_renderer_that_fails_in_any_way_leaves_plain_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let scripts = [
+        ("hangs", "exec sleep 60"),
+        ("crashes", "kill -SEGV $$"),
+        ("ends", "exit 1"),
+        // Two gigabytes, in a process that the kernel grants a tenth of that.
+        (
+            "grows",
+            "ulimit -d 200000; exec awk 'BEGIN { while (1) { x = x \"0123456789\"; x = x x } }'",
+        ),
+        // An answer without end.
+        ("talks", "exec yes"),
+    ];
+    for (name, script) in scripts {
+        let program = dir.path().join(name);
+        write_program(&program, &format!("#!/bin/sh\n{script}\n"));
+        let site = Site::with(|settings| settings.pages.renderer = Some(program)).await;
+        let body = site.body("/file/main/src/a%20b.rs").await;
+        assert!(body.contains("// &lt;b&gt;"), "{name}: {body}");
+        let body = site.body("/tree/main").await;
+        assert!(body.contains("# Hello &lt;script&gt;"), "{name}: {body}");
+    }
+}
+
+#[tokio::test]
+async fn hostile_names_of_branches_tags_and_files_are_escaped() {
+    let site = Site::new().await;
+    let (branch, tag) = ("refs/heads/<script>x</script>", "refs/tags/\u{202e}<b>");
+    let name = "<script>\u{202e}.txt";
+    std::fs::write(site.work.path().join(name), "text\n").unwrap();
+    site.work.git(&["add", "."]).await.expect_ok();
+    let who = "--author=A\u{202e} & B <x@example.com>";
+    let message = "<script>alert(1)</script>\u{202e}\n\n<script>\u{202e}";
+    site.work
+        .git(&["commit", "-q", who, "-m", message])
+        .await
+        .expect_ok();
+    let tip = site.work.git(&["rev-parse", "HEAD"]).await.expect_ok();
+    let state = site
+        .alice
+        .later(2)
+        .state("my repo", &[(MAIN, &tip), (branch, &tip), (tag, &tip)]);
+    site.instance.ingest(vec![state]).await;
+    let url = site.instance.clone_url(&site.alice.repo("my repo"));
+    let to = |name: &str| format!("{tip}:{name}");
+    let push = ["push", &url, &to(MAIN), &to(branch), &to(tag)];
+    site.work.git(&push).await.expect_ok();
+    let branch = "%3Cscript%3Ex%3C/script%3E";
+    for path in [
+        "",
+        "/refs",
+        &format!("/tree/{branch}"),
+        &format!("/log/{branch}"),
+        &format!("/file/{branch}/%3Cscript%3E%E2%80%AE.txt"),
+        &format!("/commit/{tip}"),
+        &format!("/tree/{tip}"),
+    ] {
+        let body = site.body(path).await;
+        assert!(
+            !body.contains("<script") && !body.contains('\u{202e}'),
+            "{path}: {body}"
+        );
+        assert!(body.contains("&lt;script&gt;"), "{path}: {body}");
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_repository_has_no_page_for_those_who_had_it_either() {
+    let site = Site::new().await;
+    let pages = [
+        "",
+        "/tree/main",
+        "/log/main",
+        "/issues",
+        "/feed/issues.atom",
+    ];
+    let mut tags = Vec::new();
+    for path in pages {
+        let answer = site.get(path).await;
+        assert_eq!(answer.status, 200, "{path}");
+        tags.push(answer.header("etag").to_owned());
+    }
+    let coordinate = site.alice.repo("my repo").to_string();
+    let deletion = site
+        .alice
+        .later(60)
+        .sign(5, "", &[&["a", &coordinate], &["k", "30617"]]);
+    site.instance.ingest(vec![deletion]).await;
+    eventually_async(async || (site.get("").await.status == 404).then_some(())).await;
+    for (path, tag) in pages.iter().zip(&tags) {
+        let path = format!("{}{path}", site.base);
+        let answer = site.instance.get(&path, &[("If-None-Match", tag)]).await;
+        assert_eq!(answer.status, 404, "{path}");
+    }
+    let list = site.instance.get("/", &[]).await.body;
+    assert!(!list.contains("my%20repo"), "{list}");
+    let owner = site.base.split('/').nth(1).unwrap_or_default();
+    let owned = site.instance.get(&format!("/{owner}"), &[]).await;
+    assert!(!owned.body.contains("my%20repo.git\""), "{}", owned.body);
+}
+
+#[tokio::test]
+async fn an_announcement_without_git_data_is_on_no_page() {
+    let instance = Instance::start().await;
+    let alice = Author::new();
+    let words = ["description", "held words"];
+    let announcement = alice.announce_with("unpushed", &instance.service(), &[&words]);
+    instance.ingest(vec![announcement.clone()]).await;
+    assert!(!instance.serves(&announcement).await);
+    let base = instance.path(&alice.repo("unpushed"));
+    for page in ["", "/refs", "/issues", "/servers", "/feed/issues.atom"] {
+        // Its address exists, because it is pushed to; there is nothing to read.
+        let answer = instance.get(&format!("{base}{page}"), &[]).await;
+        assert!([200, 404].contains(&answer.status), "{page}: {answer:?}");
+        assert!(
+            !answer.body.contains("held words"),
+            "{page}: {}",
+            answer.body
+        );
+    }
+    let owner = base.split('/').nth(1).unwrap_or_default();
+    for page in ["/", "/?q=unpushed", "/?q=held", &format!("/{owner}")] {
+        let answer = instance.get(page, &[]).await;
+        assert!(
+            !answer.body.contains("unpushed.git"),
+            "{page}: {}",
+            answer.body
+        );
+    }
 }
