@@ -103,7 +103,10 @@ pub enum StoreError {
     #[error("the event store failed")]
     Engine(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The file was written by a newer release.
-    #[error("the event store has schema {found}, this release knows up to {known}")]
+    #[error(
+        "a newer release has written the database (schema {found}; this one knows {known}); start the newer release again, \
+         or put back the copy from before its first start, which loses what came since"
+    )]
     NewerSchema {
         /// The schema of the file.
         found: u32,

@@ -26,3 +26,4 @@ mod support;
 mod tls;
 #[path = "../../../grasp-sync/tests/driver/tls_front.rs"]
 mod tls_front;
+mod upgrade;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Server, command, get};
 
-fn send_signal(child: &Child, signal: &str) {
+pub(crate) fn send_signal(child: &Child, signal: &str) {
     let pid = child.id().to_string();
     assert!(
         Command::new("kill")

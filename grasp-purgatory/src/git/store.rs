@@ -2,6 +2,7 @@
 
 mod collect;
 mod examination;
+mod families;
 mod files;
 mod guard;
 mod incoming;
@@ -530,11 +531,21 @@ fn prepare(
     let root = fs::canonicalize(root).map_err(|source| GitError::io("find", root, source))?;
     let layout = Layout::new(&root);
     let lock = claim(&root, &layout)?;
-    check_version(&root, &layout)?;
+    let has_families = families::are_in(&layout);
+    if !has_families {
+        check_version(&root, &layout)?;
+    }
     for dir in [layout.incoming(), layout.views()] {
         layout::remove(&dir)?;
         layout::create_dir(&dir)?;
     }
+    if has_families {
+        tracing::info!(root = %root.display(), "giving each repository its own packs");
+        families::divide(&layout, named)?;
+        layout::write_synced(&layout.version(), VERSION.as_bytes())?;
+        layout::sync(&root)?;
+    }
+    families::remove(&layout)?;
     for dir in [layout.repositories(), layout.staging()] {
         layout::create_dir(&dir)?;
     }

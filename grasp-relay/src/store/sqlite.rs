@@ -8,6 +8,7 @@
 //! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
 //! answered only after its transaction is on the disk.
 
+mod migrations;
 mod reader;
 mod readers;
 mod scan;
@@ -114,12 +115,13 @@ pub struct SqliteEngine {
 }
 
 impl SqliteStore {
-    /// Opens a file, which is created or migrated as needed; its directory must exist.
+    /// Opens a file, which is created or migrated as needed; its directory must exist. A file of an earlier schema is
+    /// copied first, to the same name with `.schema-` and its version behind.
     ///
     /// Blocks the thread until that is done.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let mut conn = connect(path, options.writer_cache)?;
-        tables::migrate(&mut conn)?;
+        migrations::migrate(&mut conn)?;
         let keys = tables::load_keys(&conn).map_err(failure)?;
         let rules = Arc::new(options.rules);
         finish_requests(&mut conn, &keys, &rules)?;

@@ -286,6 +286,50 @@ fn a_database_of_a_newer_release_or_of_another_application_is_refused() {
     );
 }
 
+/// Undoes all steps after the first.
+const TO_FIRST_VERSION: &str = "DROP TABLE tls; DROP TABLE quotas; DROP INDEX packs_by_owner; UPDATE grasp_schema SET version = 1";
+
+#[test]
+fn a_database_of_an_earlier_version_is_migrated_with_its_data() {
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
+    let url = server.database();
+    let kept = ALICE.writes(1).id(1).done();
+    block_on(async {
+        let store = open(&url).await;
+        stored(&store, &kept).await;
+        store.close().await.unwrap();
+    });
+    let newest = server.sql(&url, "SELECT version FROM grasp_schema");
+    // As the first version made it.
+    server.sql(&url, TO_FIRST_VERSION);
+    block_on(async {
+        let store = open(&url).await;
+        assert_eq!(find(&store, Filter::new().id(id(1))).await, [id(1)]);
+        store.close().await.unwrap();
+    });
+    assert_eq!(server.sql(&url, "SELECT version FROM grasp_schema"), newest);
+    assert_eq!(server.sql(&url, "SELECT count(*) FROM tls"), "0");
+    check_indexes(server, &url);
+}
+
+#[test]
+fn a_database_of_0_2_0_is_refused_with_a_remedy() {
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
+    let url = server.database();
+    let connect = |url: &str| block_on(PostgresStore::connect(url, PostgresOptions::default()));
+    drop(connect(&url).unwrap());
+    server.sql(&url, "ALTER TABLE packs ADD COLUMN is_attic BIGINT");
+    let text = chain(&connect(&url).unwrap_err());
+    assert!(
+        text.contains("0.2.0") && text.contains("a new database"),
+        "{text}"
+    );
+}
+
 #[test]
 fn connection_errors_name_the_cause_and_not_the_password() {
     let Some(server) = Postgres::shared() else {

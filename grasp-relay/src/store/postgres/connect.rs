@@ -303,7 +303,8 @@ pub(super) fn pool_failure(error: PoolError) -> StoreError {
     }
 }
 
-/// The steps from each version, by its index, to the next. Released steps never change.
+/// The steps from each version, by its index, to the next. Released steps never change. All are one transaction. A step that
+/// changes or removes what is stored copies it first to a table of its own.
 const MIGRATIONS: &[&str] = &[
     include_str!("schema.sql"),
     include_str!("schema_tls.sql"),
@@ -316,6 +317,14 @@ pub(super) const LOCK_SQL: &str = "SELECT pg_advisory_xact_lock(1735553904)";
 #[derive(Debug, thiserror::Error)]
 #[error("the database has tables of another application")]
 struct ForeignTables;
+
+/// Tables of the one release whose databases are not migrated. Its versions are 1 and 2, too.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the database is of release 0.2.0, in which repositories shared packs; start the nodes with a new database, a new bucket and \
+     the same domain: they fetch what other servers have, and pushes bring the rest"
+)]
+struct SharedPacks;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the database has the encoding {0}; it must have UTF8")]
@@ -333,6 +342,9 @@ pub(super) async fn migrate(client: &mut Client) -> Result<(), StoreError> {
     let known = u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX);
     if found > known {
         return Err(StoreError::NewerSchema { found, known });
+    }
+    if has_shared_packs(&tx).await? {
+        return Err(failure(SharedPacks));
     }
     if found == known {
         return Ok(());
@@ -361,6 +373,13 @@ pub(super) async fn migrate(client: &mut Client) -> Result<(), StoreError> {
         .await
         .map_err(failure)?;
     tx.commit().await.map_err(failure)
+}
+
+async fn has_shared_packs(tx: &Transaction<'_>) -> Result<bool, StoreError> {
+    let column = "SELECT count(*) FROM information_schema.columns
+        WHERE table_schema = current_schema() AND table_name = 'packs' AND column_name = 'is_attic'";
+    let row = tx.query_one(column, &[]).await.map_err(failure)?;
+    Ok(row.get::<_, i64>(0) > 0)
 }
 
 /// Returns the version of a database; zero for an empty one.

@@ -11,7 +11,7 @@ use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{BUSY_TIMEOUT, examine, tables};
+use super::{BUSY_TIMEOUT, examine, migrations, tables};
 use crate::store::engine::{DatabaseEngine, EngineStore, Query};
 use crate::store::{StoreError, failure};
 
@@ -29,13 +29,9 @@ pub struct SqliteFile(Mutex<Connection>);
 #[error("the database is open for reading only")]
 struct ReadOnly;
 
-/// The file of a version that this release has not opened for writing yet.
-#[derive(Debug, thiserror::Error)]
-#[error("the database is of an earlier version; start the server once, which converts it")]
-struct OlderSchema;
-
 impl SqliteReader {
-    /// Opens a file, which must exist. Nothing is changed, and a log that a killed server left stays as it is.
+    /// Opens a file, which must exist. Nothing is changed, and a log that a killed server left stays as it is. Of a file
+    /// with an earlier schema a temporary copy is migrated and read.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let has_log = log_of(path).metadata().is_ok_and(|log| log.len() > 0);
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -47,9 +43,7 @@ impl SqliteReader {
             conn.pragma_update(None, "query_only", true)
         };
         set().map_err(failure)?;
-        if !tables::is_current(&conn)? {
-            return Err(failure(OlderSchema));
-        }
+        let conn = migrations::current(conn)?;
         Ok(Self(Arc::new(SqliteFile(Mutex::new(conn)))))
     }
 
@@ -69,19 +63,24 @@ impl SqliteReader {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failure(error)),
             _ => {}
         }
-        let mut copy = Connection::open(path).map_err(failure)?;
-        copy_pages(&self.0.lock(), &mut copy).map_err(failure)?;
-        copy.pragma_update(None, "journal_mode", "DELETE")
-            .map_err(failure)?;
-        copy.close().map_err(|(_, error)| failure(error))?;
-        File::open(path)
-            .and_then(|file| file.sync_all())
-            .map_err(failure)
+        copy_file(&self.0.lock(), path)
     }
 }
 
+/// Copies a database into a new file, which needs no log and is on disk when this returns.
+pub(super) fn copy_file(from: &Connection, path: &Path) -> Result<(), StoreError> {
+    let mut copy = Connection::open(path).map_err(failure)?;
+    copy_pages(from, &mut copy).map_err(failure)?;
+    copy.pragma_update(None, "journal_mode", "DELETE")
+        .map_err(failure)?;
+    copy.close().map_err(|(_, error)| failure(error))?;
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(failure)
+}
+
 /// Copies all pages in one step, which is one snapshot: a server that writes meanwhile does not make it begin again.
-fn copy_pages(from: &Connection, to: &mut Connection) -> rusqlite::Result<()> {
+pub(super) fn copy_pages(from: &Connection, to: &mut Connection) -> rusqlite::Result<()> {
     let backup = Backup::new(from, to)?;
     for _ in 0..MAX_COPY_ATTEMPTS {
         if backup.step(-1)? == StepResult::Done {
@@ -146,7 +145,7 @@ mod tests {
     /// A database with one event-like row, and a connection that uses it.
     fn database(path: &Path) -> Connection {
         let mut conn = connect(path, 0).unwrap();
-        tables::migrate(&mut conn).unwrap();
+        migrations::migrate(&mut conn).unwrap();
         conn.execute_batch("CREATE TABLE notes (text); INSERT INTO notes VALUES ('one')")
             .unwrap();
         conn

@@ -163,12 +163,12 @@ mod tests {
     use futures_util::future::join_all;
 
     use super::*;
-    use crate::store::sqlite::{connect, tables};
+    use crate::store::sqlite::{connect, migrations, tables};
 
     /// Starts a writer on a new file whose connection was prepared.
     fn writer(path: &Path, prepare: impl FnOnce(&Connection)) -> SqliteWriter {
         let mut conn = connect(path, 1024 * 1024).unwrap();
-        tables::migrate(&mut conn).unwrap();
+        migrations::migrate(&mut conn).unwrap();
         conn.execute_batch("CREATE TABLE notes (text)").unwrap();
         prepare(&conn);
         let keys = tables::load_keys(&conn).unwrap();
