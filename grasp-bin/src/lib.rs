@@ -8,6 +8,7 @@
 )]
 
 mod admin;
+mod arenas;
 mod cli;
 mod client;
 mod config;
@@ -67,6 +68,12 @@ pub fn run() -> ExitCode {
 }
 
 fn execute(command: Command) -> Result<ExitCode> {
+    if matches!(
+        command,
+        Command::Serve(_) | Command::Sync(_) | Command::Sidecar(_)
+    ) {
+        arenas::bound();
+    }
     match command {
         Command::Serve(flags) => serve::run(load(&flags)?)?,
         Command::Status { server, watch } => admin::status(&socket(&server)?, watch, server.json)?,

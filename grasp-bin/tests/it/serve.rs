@@ -260,3 +260,24 @@ async fn an_onion_service_hosts_repositories_that_list_its_address() {
     let elsewhere = announcement(&Keys::generate(), "other.example");
     assert_eq!(client.publish(&elsewhere).await, Some(false));
 }
+
+#[test]
+#[cfg(target_env = "gnu")]
+fn the_arenas_of_glibc_are_bounded_unless_the_user_sets_them() {
+    let environment = |set: Option<&str>| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = crate::support::command();
+        command
+            .env_remove("MALLOC_ARENA_MAX")
+            .env_remove("GLIBC_TUNABLES");
+        command.envs(set.map(|value| ("MALLOC_ARENA_MAX", value)));
+        let server = Server::start_by(command, &["--listen", "127.0.0.1:0"], dir.path());
+        // The same process: systemd and shells know it by its id.
+        let environment = std::fs::read(format!("/proc/{}/environ", server.child.id())).unwrap();
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", server.child.id())).unwrap();
+        assert_eq!(name.trim(), "grasp");
+        String::from_utf8_lossy(&environment).into_owned()
+    };
+    assert!(environment(None).contains("MALLOC_ARENA_MAX=2"));
+    assert!(environment(Some("5")).contains("MALLOC_ARENA_MAX=5"));
+}
