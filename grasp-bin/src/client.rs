@@ -1,5 +1,6 @@
 //! A nostr client, just large enough to publish what a repository needs.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -13,6 +14,8 @@ use nostr::filter::{Filter, MatchEventOptions};
 use nostr::key::Keys;
 use tokio::time::timeout;
 
+use crate::files;
+
 /// Time for the whole answer of a relay to one request or event.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -25,9 +28,19 @@ pub(crate) struct Refused {
     pub(crate) message: String,
 }
 
-/// Returns the means to connect to servers that the user named.
-pub(crate) fn outbound() -> Outbound {
-    Outbound::new(OutboundPolicy::default(), &Roots::default())
+/// The variable that names a file with certificate authorities for git.
+const GIT_AUTHORITIES: &str = "GIT_SSL_CAINFO";
+
+/// Returns the means to connect to servers that the user named. Authorities that git trusts by its variable are trusted in
+/// addition to the public ones.
+pub(crate) fn outbound() -> Result<Outbound> {
+    let roots = match std::env::var_os(GIT_AUTHORITIES) {
+        Some(file) => files::roots_with(Path::new(&file)).with_context(|| {
+            format!("could not use the authorities that {GIT_AUTHORITIES} names")
+        })?,
+        None => Roots::default(),
+    };
+    Ok(Outbound::new(OutboundPolicy::default(), &roots))
 }
 
 /// A connection to one relay.
@@ -44,7 +57,7 @@ const AUTH_REQUIRED: &str = "auth-required:";
 impl RelayClient {
     /// Connects to a relay that the user named.
     pub(crate) async fn connect(relay: &RelayUrl) -> Result<Self> {
-        let client = Client::connect(relay, &outbound(), &Limits::default()).await;
+        let client = Client::connect(relay, &outbound()?, &Limits::default()).await;
         let client = client.map_err(|fault| anyhow::anyhow!("{fault}"))?;
         Ok(Self {
             client,

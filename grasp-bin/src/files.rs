@@ -140,9 +140,14 @@ const SYSTEM_BUNDLES: [&str; 6] = [
 
 /// Returns the authorities that sync trusts.
 pub(crate) fn roots_for_relays(settings: &Settings) -> Result<Roots> {
-    let Some(file) = &settings.trusted_roots else {
-        return Ok(Roots::default());
-    };
+    match &settings.trusted_roots {
+        Some(file) => roots_with(file).context("could not use trusted_roots"),
+        None => Ok(Roots::default()),
+    }
+}
+
+/// Returns the public authorities and those of a file.
+pub(crate) fn roots_with(file: &Path) -> Result<Roots> {
     Roots::default()
         .with(&read_roots(file)?)
         .with_context(|| format!("{}", file.display()))
@@ -170,12 +175,7 @@ pub(crate) fn roots_for_git(settings: &Settings) -> Result<Option<PathBuf>> {
 }
 
 fn read_roots(file: &Path) -> Result<Vec<u8>> {
-    fs::read(file).with_context(|| {
-        format!(
-            "could not read the file of trusted_roots, {}",
-            file.display()
-        )
-    })
+    fs::read(file).with_context(|| format!("could not read the authorities in {}", file.display()))
 }
 
 #[cfg(test)]

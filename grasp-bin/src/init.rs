@@ -28,6 +28,9 @@ const UNIT_SETTINGS: &str = "/etc/grasp/grasp.toml";
 /// Where units are that an administrator writes.
 const UNIT_FILE: &str = "/etc/systemd/system/grasp.service";
 
+/// Where packages install units. Such a unit reads the default settings file, and leaves with its package.
+const PACKAGED_UNIT: &str = "/usr/lib/systemd/system/grasp.service";
+
 /// Exists while systemd is the init process.
 const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
@@ -72,6 +75,7 @@ struct Machine {
     program: PathBuf,
     working_dir: PathBuf,
     systemd_runs: bool,
+    has_packaged_unit: bool,
 }
 
 impl Machine {
@@ -80,6 +84,7 @@ impl Machine {
             program: std::env::current_exe().context("could not find this program")?,
             working_dir: std::env::current_dir().context("could not find the working directory")?,
             systemd_runs: Path::new(SYSTEMD_RUNS).exists(),
+            has_packaged_unit: Path::new(PACKAGED_UNIT).exists(),
         })
     }
 }
@@ -118,7 +123,8 @@ fn plan(args: &InitArgs, machine: &Machine) -> Plan {
         path: settings_file.clone(),
         text: settings_text(args, &data_dir),
     }];
-    if args.systemd {
+    let is_packaged = machine.has_packaged_unit && settings_file == Path::new(UNIT_SETTINGS);
+    if args.systemd && !is_packaged {
         let text = UNIT
             .replace(UNIT_PROGRAM, &machine.program.display().to_string())
             .replace(UNIT_SETTINGS, &settings_file.display().to_string());
@@ -293,12 +299,18 @@ mod tests {
     const KEY: &str = "npub10elfcs4fr0l0r8af98jlmgdh9c8tcxjvz9qkw038js35mp4dma8qzvjptg";
 
     fn planned(more: &[&str]) -> Plan {
+        planned_on(false, more)
+    }
+
+    /// Returns the plan for a machine on which a package has installed the unit, or not.
+    fn planned_on(has_packaged_unit: bool, more: &[&str]) -> Plan {
         let line = ["init", "--domain", "git.example.com", "--operator", KEY];
         let line = Line::parse_from(line.iter().chain(more));
         let machine = Machine {
             program: "/opt/bin/grasp".into(),
             working_dir: "/home/alice".into(),
             systemd_runs: true,
+            has_packaged_unit,
         };
         plan(&line.args, &machine)
     }
@@ -326,6 +338,15 @@ mod tests {
         let expected = "ExecStart=/opt/bin/grasp serve --config /etc/grasp/grasp.toml\n";
         assert!(plan.files[1].text.contains(expected), "{plan:?}");
         assert_eq!(plan.commands.len(), 2);
+    }
+
+    #[test]
+    fn the_unit_of_a_package_is_used_unless_the_settings_are_elsewhere() {
+        let plan = planned_on(true, &["--systemd"]);
+        assert_eq!(plan.files.len(), 1);
+        assert_eq!(plan.commands.len(), 2);
+        let elsewhere = planned_on(true, &["--systemd", "--config", "/opt/grasp.toml"]);
+        assert_eq!(elsewhere.files.len(), 2);
     }
 
     #[test]

@@ -206,3 +206,67 @@ async fn issuers(domain: &ServiceIdentity, directory: &str) -> Finding {
         format!("add a CAA record: 0 issue \"{issuer}\""),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(dir: &std::path::Path) -> TlsSettings {
+        TlsSettings {
+            mode: TlsMode::Files,
+            certificate: Some(dir.join("chain.pem")),
+            key: Some(dir.join("key.pem")),
+            ..TlsSettings::default()
+        }
+    }
+
+    #[test]
+    fn the_files_must_be_a_certificate_of_the_domain() {
+        let dir = tempfile::tempdir().unwrap();
+        let tls = settings(dir.path());
+        let domain: ServiceIdentity = "git.example.com".parse().unwrap();
+        let missing = files(&tls, &domain);
+        assert!(missing.is_failed(), "{missing}");
+        let made = rcgen::generate_simple_self_signed(["git.example.com".to_owned()]).unwrap();
+        fs::write(dir.path().join("chain.pem"), made.cert.pem()).unwrap();
+        fs::write(dir.path().join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+        let good = files(&tls, &domain);
+        assert!(!good.is_failed(), "{good}");
+        let other = files(&tls, &"git.example.org".parse().unwrap());
+        assert!(
+            other.is_failed() && other.detail.contains("other names"),
+            "{other}"
+        );
+    }
+
+    #[test]
+    fn a_taken_port_fails_and_a_free_one_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.settings.data_dir = dir.path().into();
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let check = |config: &Config| port("TLS port", "tls.listen", &[address], config);
+        let bad = check(&config);
+        assert!(
+            bad.is_failed() && bad.to_string().contains("set tls.listen"),
+            "{bad}"
+        );
+        drop(taken);
+        assert!(!check(&config).is_failed());
+    }
+
+    #[tokio::test]
+    async fn a_name_of_this_machine_passes() {
+        let own = dns(&"127.0.0.1".parse().unwrap()).await;
+        assert!(
+            !own.is_failed() && own.detail.contains("is this machine"),
+            "{own}"
+        );
+        let elsewhere = dns(&"192.0.2.1".parse().unwrap()).await;
+        assert!(
+            elsewhere.detail.contains("does not have by itself"),
+            "{elsewhere}"
+        );
+    }
+}

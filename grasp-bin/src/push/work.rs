@@ -437,7 +437,9 @@ pub(super) async fn check(server: &Target, state: &Event, refs: &Refs) -> anyhow
     if size.bytes <= SMALL_STATE_BYTES {
         return Ok(());
     }
-    let document = outbound().get(&server.relay()?, Provenance::Operator).await;
+    let document = outbound()?
+        .get(&server.relay()?, Provenance::Operator)
+        .await;
     let Ok(document) = document else {
         return Ok(());
     };

@@ -675,3 +675,47 @@ fn completions_and_manual_pages_know_all_commands() {
         assert!(dir.path().join(name).is_file(), "{name}");
     }
 }
+
+#[test]
+fn init_writes_settings_once_and_a_dry_run_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("grasp.toml");
+    let operator = "npub10elfcs4fr0l0r8af98jlmgdh9c8tcxjvz9qkw038js35mp4dma8qzvjptg";
+    let init = |more: &[&str]| {
+        let args = [
+            "init",
+            "--domain",
+            "git.example.com",
+            "--behind-proxy",
+            "--operator",
+            operator,
+        ];
+        run_to_end(command().args(args).args(more).current_dir(dir.path()))
+    };
+    let dry = init(&["--dry-run"]);
+    assert!(
+        dry.ok && dry.out.contains("domain = \"git.example.com\""),
+        "{dry:?}"
+    );
+    assert!(!file.exists());
+    // Whether the checks of this machine pass depends on what else runs on it.
+    let first = init(&[]);
+    assert!(
+        first.out.contains("wrote ") && first.out.contains("git"),
+        "{first:?}"
+    );
+    let checked = run_to_end(command().args(["config", "check", "--config"]).arg(&file));
+    assert!(checked.ok, "{checked:?}");
+    assert!(
+        init(&[]).out.contains("kept "),
+        "a second run changes nothing"
+    );
+    let edited = std::fs::read_to_string(&file).unwrap() + "# mine\n";
+    std::fs::write(&file, &edited).unwrap();
+    let refused = init(&[]);
+    assert!(
+        !refused.ok && refused.err.contains("is not overwritten"),
+        "{refused:?}"
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), edited);
+}

@@ -1,6 +1,7 @@
 //! TLS by the server itself: git, browsers and relays connect without a proxy.
 
 mod authority;
+mod git;
 mod pebble;
 
 use std::path::Path;
