@@ -34,13 +34,15 @@ mod signals;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
-use crate::cli::{Cli, Command, ConfigCommand, PushArgs, RunningServer, SidecarArgs, SyncArgs};
+use crate::cli::{
+    Cli, Command, ConfigCommand, PushArgs, RunningServer, ServerData, SidecarArgs, SyncArgs,
+};
 use crate::config::{Flags, Loaded};
 use crate::operations::check::CheckRequest;
 pub use crate::own_relay::OwnRelay;
@@ -68,10 +70,7 @@ pub fn run() -> ExitCode {
 }
 
 fn execute(command: Command) -> Result<ExitCode> {
-    if matches!(
-        command,
-        Command::Serve(_) | Command::Sync(_) | Command::Sidecar(_)
-    ) {
+    if runs_for_long(&command) {
         arenas::bound();
     }
     match command {
@@ -106,9 +105,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             };
             return operations::check::run(&load(&server.flags())?.config, &request);
         }
-        Command::Backup { dir, data } => {
-            return operations::backup::run(&load(&data.flags(None))?.config, &dir);
-        }
+        Command::Backup { dir, data } => return back_up(&dir, &data),
         Command::Restore {
             dir,
             accept_damage,
@@ -116,9 +113,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         } => {
             operations::restore::run(&load(&data.flags(None))?.config, &dir, accept_damage)?;
         }
-        Command::Import { dir, flags } => {
-            return operations::import(&load(&flags)?.config, &dir);
-        }
+        Command::Import { dir, flags } => return operations::import(&load(&flags)?.config, &dir),
         Command::Push(asked) => block_on(push_to(asked))?,
         Command::Sync(asked) => return sync_once(asked),
         Command::Sidecar(asked) => return run_sidecar(asked),
@@ -135,11 +130,23 @@ fn execute(command: Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns whether the command keeps running, so that its memory matters.
+fn runs_for_long(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Serve(_) | Command::Sync(_) | Command::Sidecar(_)
+    )
+}
+
 fn exit_code(is_success: bool) -> ExitCode {
     match is_success {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
+}
+
+fn back_up(dir: &Path, data: &ServerData) -> Result<ExitCode> {
+    operations::backup::run(&load(&data.flags(None))?.config, dir)
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {

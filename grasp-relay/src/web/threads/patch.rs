@@ -26,7 +26,10 @@ impl MailPatch {
             false => text.find("\ndiff --git ")? + 1,
         };
         let (before, changes) = text.split_at(start);
-        let end = changes.floor_char_boundary(MAX_BYTES);
+        let mut end = changes.len().min(MAX_BYTES);
+        while !changes.is_char_boundary(end) {
+            end -= 1;
+        }
         let is_cut = end < changes.len();
         let diff = Diff::parse(changes.get(..end).unwrap_or_default(), is_cut);
         let (head, body) = before.split_once("\n\n").unwrap_or((before, ""));
