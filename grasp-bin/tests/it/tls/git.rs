@@ -1,6 +1,9 @@
 //! Git and `grasp push` over TLS, with an authority that only `GIT_SSL_CAINFO` names.
 
+use std::time::Instant;
+
 use super::authority::Authority;
+use super::{RETRY, TIMEOUT, curl};
 use crate::commands::{clone_url, working_copy};
 use crate::operations::free_address;
 use crate::support::{Server, command, run_to_end};
@@ -24,6 +27,11 @@ fn a_working_copy_is_pushed_and_cloned_over_tls() {
     let work = dir.path().join("hello");
     working_copy(&work);
     let url = format!("https://{address}");
+    let began = Instant::now();
+    while !curl(&["--cacert", root.to_str().unwrap(), &format!("{url}/health")]).0 {
+        assert!(began.elapsed() < TIMEOUT, "the certificate is not served");
+        std::thread::sleep(RETRY);
+    }
     let mut push = command();
     push.args(["push", "--server", &url])
         .current_dir(&work)
@@ -31,6 +39,7 @@ fn a_working_copy_is_pushed_and_cloned_over_tls() {
         .env_remove("XDG_DATA_HOME");
     let refused = run_to_end(&mut push);
     assert!(!refused.ok, "nobody trusts that authority: {refused:?}");
+    assert!(refused.err.contains("certificate"), "{refused:?}");
     let pushed = run_to_end(push.env("GIT_SSL_CAINFO", &root));
     let clone = clone_url(&pushed);
     assert!(clone.starts_with("https://"), "{clone}");

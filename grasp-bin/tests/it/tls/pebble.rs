@@ -1,11 +1,13 @@
 //! Pebble, an ACME test server, with a DNS server in which every name is this machine.
 
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::authority::Authority;
-use super::{TIMEOUT, curl};
+use super::{RETRY, TIMEOUT, curl};
 use crate::operations::free_address;
 use crate::support::skipped;
 
@@ -49,6 +51,10 @@ impl Pebble {
             .stderr(Stdio::null())
             .spawn();
         let Ok(dns_server) = dns_server else {
+            assert!(
+                std::env::var_os("GRASP_REQUIRE_PEBBLE").is_none_or(|value| value != "1"),
+                "pebble is not installed"
+            );
             skipped("TLS by ACME, which needs pebble");
             return None;
         };
@@ -60,10 +66,12 @@ impl Pebble {
             .current_dir(dir)
             .env("PEBBLE_VA_NOSLEEP", "1")
             .env("PEBBLE_AUTHZREUSE", "0")
+            .env("PEBBLE_WFE_NONCEREJECT", "0")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
+        wait_for(&dns);
         let pebble = Self {
             directory: format!("https://{listen}/dir"),
             management: format!("https://{management}"),
@@ -83,7 +91,17 @@ impl Pebble {
                 return;
             }
             assert!(began.elapsed() < TIMEOUT, "pebble did not start");
+            sleep(RETRY);
         }
+    }
+}
+
+/// Waits until a server accepts connections. A challenge that comes before the DNS server has started would fail.
+fn wait_for(address: &str) {
+    let began = Instant::now();
+    while TcpStream::connect(address).is_err() {
+        assert!(began.elapsed() < TIMEOUT, "{address} did not start");
+        sleep(RETRY);
     }
 }
 
