@@ -189,6 +189,32 @@ fn data_is_checked_and_repaired_as_written() {
 }
 
 #[test]
+fn quotas_are_shown_and_given_as_written() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("grasp");
+    let server = Server::start(&data);
+    run(
+        home.path(),
+        "git init -q hello && cd hello && git commit -q --allow-empty -m first",
+    );
+    let push = format!("cd hello && grasp push --server {}", server.host());
+    let pushed = run(home.path(), &push).out;
+    let npub = pushed
+        .split_whitespace()
+        .find(|word| word.starts_with("npub1"));
+    let text = page("how-to/quotas.md")
+        .replace("/var/lib/grasp", data.to_str().unwrap())
+        .replace("<npub>", npub.unwrap())
+        .replace("<name>", "hello");
+    let [see, give] = &blocks(&text, "sh")[..] else {
+        panic!("two blocks")
+    };
+    assert!(run(home.path(), see).out.contains(npub.unwrap()));
+    let given = run(home.path(), give).out;
+    assert_eq!(given.matches("may have").count(), 3, "{given}");
+}
+
+#[test]
 fn a_server_is_monitored_as_written() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("grasp");
@@ -438,7 +464,7 @@ fn the_commands_of_the_settings_reference_work() {
 }
 
 /// Pages all of whose commands are executed by a test of this file.
-const TESTED_PAGES: [&str; 11] = [
+const TESTED_PAGES: [&str; 12] = [
     "../README.md",
     "tutorial/first-repository.md",
     "how-to/backup.md",
@@ -447,6 +473,7 @@ const TESTED_PAGES: [&str; 11] = [
     "how-to/migrate.md",
     "how-to/mirror.md",
     "how-to/monitor.md",
+    "how-to/quotas.md",
     "how-to/repair.md",
     "how-to/several-machines.md",
     "reference/configuration.md",
@@ -663,11 +690,12 @@ fn pages() -> Vec<PathBuf> {
 #[test]
 fn every_module_in_the_architecture_and_the_glossary_exists() {
     let crates = ["core", "sync", "purgatory", "relay", "bin"];
-    let sources = crates.map(|name| docs("..").join(format!("grasp-{name}/src")));
-    let sources: Vec<_> = sources
-        .into_iter()
-        .flat_map(|dir| files(dir, "rs"))
-        .collect();
+    let mut sources = Vec::new();
+    for name in crates {
+        for dir in ["src", "tests"] {
+            sources.extend(files(docs("..").join(format!("grasp-{name}/{dir}")), "rs"));
+        }
+    }
     // A module may be named by its file, or by its path without the ending.
     let is_module = |name: &str| {
         let name = name.trim_end_matches('/');

@@ -85,7 +85,7 @@ fn flip(file: &Path) {
 }
 
 /// Commits a file that does not compress, so that the middle of its pack is content.
-fn commit_incompressible(work: &Path, name: &str) {
+pub(crate) fn commit_incompressible(work: &Path, name: &str) {
     let random: String = (0..64)
         .map(|_| Keys::generate().public_key().to_hex())
         .collect();
@@ -522,7 +522,7 @@ fn health_fails_while_objects_are_missing_if_the_setting_says_so() {
     }
 }
 
-/// Replaces the signature of the newest event with this text in the file of a stopped server, and returns its id.
+/// Changes the signature of the newest event in the file of a stopped server, and returns the event's id.
 fn forge_one(data: &Path) -> String {
     let file = data.join("grasp.db");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -531,10 +531,17 @@ fn forge_one(data: &Path) -> String {
     let is_id = |at: usize| bytes[at..].starts_with(b"\"id\":\"");
     let id = (0..at).rev().find(|at| is_id(*at)).unwrap();
     let id = String::from_utf8(bytes[id + 6..id + 70].to_vec()).unwrap();
-    bytes[at + 7] = match bytes[at + 7] {
+    let signature = bytes[at + 7..at + 135].to_vec();
+    let forged = match signature[0] {
         b'0' => b'1',
         _ => b'0',
     };
+    // Pages that the database no longer uses may have copies of the event.
+    for at in 0..bytes.len() - signature.len() {
+        if bytes[at..].starts_with(&signature) {
+            bytes[at] = forged;
+        }
+    }
     std::fs::write(file, bytes).unwrap();
     id
 }

@@ -81,7 +81,7 @@ fn a_server_that_could_not_be_private_does_not_start() {
                 "--public-origin",
                 "https://git.example/x",
             ],
-            "public_origin: ",
+            "expected a scheme, a host and a port, and nothing else",
         ),
         (
             vec!["--private", "--members-file", "/nonexistent/members"],

@@ -299,6 +299,7 @@ fn a_database_of_an_earlier_version_is_migrated_with_its_data() {
     block_on(async {
         let store = open(&url).await;
         stored(&store, &kept).await;
+        store.release_lease().await.unwrap();
         store.close().await.unwrap();
     });
     let newest = server.sql(&url, "SELECT version FROM grasp_schema");

@@ -21,7 +21,7 @@ async fn give(store: &dyn Store, subject: &QuotaSubject, bytes: Option<u64>) {
 pub(super) async fn quotas_are_given_changed_and_taken_back(store: &dyn Store) {
     assert!(store.quotas().await.unwrap().is_empty());
     let of_owner = QuotaSubject::Owner(owner(1));
-    let named = RepoId::new(owner(1), name("a name: ß/x"));
+    let named = RepoId::new(owner(1), name("a name: ß"));
     let of_repository = QuotaSubject::Repository(named);
     give(store, &of_owner, Some(7)).await;
     give(store, &of_repository, Some(i64::MAX.unsigned_abs())).await;
