@@ -52,7 +52,7 @@ async fn an_owner_shares_one_quota_among_all_repositories() {
     quota.set(subject.clone(), Some(650_000)).await.unwrap();
     let pushed = push(&instance, &alice, "y", &y, 2).await;
     assert!(pushed.ok, "{}", pushed.err);
-    let warning = format!("remote: warning: {} uses 6", npub(&alice.key()));
+    let warning = format!("remote: warning: {} uses 59", npub(&alice.key()));
     assert!(pushed.err.contains(&warning), "{}", pushed.err);
     let instance = instance.restart().await;
     let quotas = instance.purgatory().quota().quotas();

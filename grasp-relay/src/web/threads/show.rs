@@ -102,7 +102,7 @@ pub(crate) fn list(
             a href={ (base) (with_state(false).link()) } aria-current=[(!query.closed).then_some("true")] { (open) " open" }
             a href={ (base) (with_state(true).link()) } aria-current=[query.closed.then_some("true")] { (closed) " closed" }
             @if let Some(label) = &query.label {
-                span { "with label " bdi class="label" { (label) } " " a href=(base) { "all labels" } }
+                span { "with label " bdi class="label" { (shown(label)) } " " a href=(base) { "all labels" } }
             }
         }
         @if threads.is_cut { p class="small" { "The newest " (threads.rows.len()) " are listed." } }
@@ -328,7 +328,7 @@ fn labels(list: &str, labels: &BTreeSet<String>) -> Markup {
     html! {
         @for label in labels {
             @let query = ListQuery { label: Some(label.clone()), ..ListQuery::default() };
-            a class="label" href={ (list) (query.link()) } rel="nofollow" { bdi { (label) } } " "
+            a class="label" href={ (list) (query.link()) } rel="nofollow" { bdi { (shown(label)) } } " "
         }
     }
 }
