@@ -42,6 +42,12 @@ use crate::store::{EventStore, Present, SaveReport, StoreError};
 /// Events that are verified by one thread at once: some milliseconds of work.
 const VERIFY_BATCH: usize = 64;
 
+/// Events that are verified by the task that has them, if there are no more: some tenths of a millisecond.
+const MAX_VERIFIED_AT_ONCE: usize = 4;
+
+/// Bytes of the events that are verified so.
+const MAX_BYTES_VERIFIED_AT_ONCE: usize = 16 * 1024;
+
 /// Events that are handed to [`GitBackend::hold`] at the same time.
 const MAX_CONCURRENT_HOLDS: usize = 16;
 
@@ -79,22 +85,55 @@ pub(crate) async fn verify_then<F: Future<Output = Vec<Outcome>>>(
     genuine.into_iter().map(outcome).collect()
 }
 
-/// Verifies ids and signatures on blocking threads; `None` for a forged event.
+/// Verifies ids and signatures; `None` for a forged event. A few small events are verified at once, because handing them
+/// to a blocking thread would take longer; more go to blocking threads.
 async fn verify_all(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
+    if is_verified_at_once(&events) {
+        return verify(events);
+    }
     let mut checks = Vec::new();
     let mut events = events.into_iter();
     while events.len() > 0 {
         let share: Vec<Event> = events.by_ref().take(VERIFY_BATCH).collect();
         let count = share.len();
-        let check = |event| Verified::check(event).ok().map(Verified::share);
-        let check = move || share.into_iter().map(check).collect();
-        checks.push((tokio::task::spawn_blocking(check), count));
+        checks.push((tokio::task::spawn_blocking(|| verify(share)), count));
     }
     let mut checked = Vec::new();
     for (check, count) in checks {
         checked.extend(check.await.unwrap_or_else(|_| vec![None; count]));
     }
     checked
+}
+
+fn verify(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
+    let mut checked = Vec::with_capacity(events.len());
+    for event in events {
+        checked.push(Verified::check(event).ok().map(Verified::share));
+    }
+    checked
+}
+
+/// Returns whether verifying these events takes so little time that other connections need not notice.
+fn is_verified_at_once(events: &[Event]) -> bool {
+    if events.len() > MAX_VERIFIED_AT_ONCE {
+        return false;
+    }
+    let mut bytes = 0;
+    for event in events {
+        bytes += weight(event);
+    }
+    bytes <= MAX_BYTES_VERIFIED_AT_ONCE
+}
+
+/// Returns the bytes of an event's content and tags in memory.
+pub(crate) fn weight(event: &Event) -> usize {
+    let mut bytes = event.content.len();
+    for tag in event.tags.iter() {
+        for text in tag.as_slice() {
+            bytes += text.len() + size_of::<String>();
+        }
+    }
+    bytes
 }
 
 /// The ingest of this server.

@@ -41,6 +41,9 @@ use crate::web::Listing;
 /// Live events written before the socket is flushed.
 const MAX_LIVE_BURST: usize = 64;
 
+/// Frames that are read, if they have arrived already, before a batch of events starts.
+const MAX_FRAMES_READ_AHEAD: usize = 64;
+
 /// Bytes of a text that is parsed on the connection's own thread; a longer one would delay other connections.
 const MAX_INLINE_TEXT_BYTES: usize = 64 * 1024;
 
@@ -228,6 +231,9 @@ impl Connection {
             let flushed = within(self.socket.flush(), timeout, &mut self.stage);
             while_member(flushed, &mut self.members, &mut self.session, now).await?;
             self.step().await?;
+            if self.intake.is_ready() {
+                self.read_ahead().await?;
+            }
             self.intake.start(|| self.session.authenticated());
         }
     }
@@ -255,6 +261,20 @@ impl Connection {
                 Err(Stop::Close(CloseReason::SHUTTING_DOWN))
             }
         }
+    }
+
+    /// Handles the frames that have arrived already, so that the events among them are one batch.
+    async fn read_ahead(&mut self) -> Result<(), Stop> {
+        for _ in 0..MAX_FRAMES_READ_AHEAD {
+            if !self.intake.has_room() {
+                break;
+            }
+            let Some(frame) = self.socket.recv().now_or_never() else {
+                break;
+            };
+            self.on_frame(self.now(), frame).await?;
+        }
+        Ok(())
     }
 
     fn now(&self) -> Now {

@@ -8,7 +8,7 @@ use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use tokio::task::JoinHandle;
 
-use crate::ingest::{Answer, Ingest, Origin, Outcome};
+use crate::ingest::{Answer, Ingest, Origin, Outcome, weight};
 
 /// Events per batch of ingest; as many again may be queued, then the socket is not read.
 const MAX_BATCH_EVENTS: usize = 256;
@@ -75,9 +75,14 @@ impl Intake {
         taken.is_ok()
     }
 
+    /// Returns whether the next batch could start.
+    pub(super) fn is_ready(&self) -> bool {
+        self.running.is_none() && !self.waiting.is_empty()
+    }
+
     /// Starts the next batch, if none is running.
     pub(super) fn start(&mut self, authenticated: impl FnOnce() -> Vec<PublicKey>) {
-        if self.running.is_some() || self.waiting.is_empty() {
+        if !self.is_ready() {
             return;
         }
         let (events, held) = (std::mem::take(&mut self.waiting), self.held.take());
@@ -127,13 +132,6 @@ fn no_answer() -> Answer {
         is_accepted: false,
         message: "error: the event could not be judged".into(),
     }
-}
-
-fn weight(event: &Event) -> usize {
-    let tags = event.tags.iter().flat_map(|tag| tag.as_slice());
-    tags.map(|text| text.len() + size_of::<String>())
-        .sum::<usize>()
-        + event.content.len()
 }
 
 #[cfg(test)]
