@@ -95,8 +95,8 @@ pub trait LocalRelay: Send + Sync + 'static {
     /// Returns the served events at these coordinates, in no particular order.
     fn heads(&self, coordinates: Vec<Coordinate>) -> DatabaseFuture<'_, Vec<Arc<Event>>>;
 
-    /// Returns the authors of served announcements that list the owner of a repository under its identifier: those
-    /// that were stored first, up to a number.
+    /// Returns the authors of served announcements that list the owner of a repository under its identifier: up to a
+    /// number, the newest first.
     fn listing(&self, repo: RepoId, most: usize) -> DatabaseFuture<'_, Vec<PublicKey>>;
 
     /// Returns whether the owner of a repository stopped listing this server.

@@ -369,8 +369,8 @@ pub trait EventStore: Send + Sync + 'static {
     /// Returns the served events at these coordinates, in no particular order. Looks them up by their keys.
     fn heads(&self, coordinates: Vec<Coordinate>, now: Timestamp) -> StoreFuture<'_, Vec<Event>>;
 
-    /// Returns the authors of served announcements that list the owner of a repository under its identifier: those that
-    /// were stored first, up to a number.
+    /// Returns the authors of served announcements that list the owner of a repository under its identifier: up to a
+    /// number, the newest first.
     fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>>;
 
     /// Lists what is served for this filter without loading it; gives up beyond `max` items.

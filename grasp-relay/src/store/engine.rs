@@ -33,6 +33,10 @@ const REMOVALS_PER_COMMIT: usize = 500;
 /// Keys looked up in one read.
 pub(crate) const KEYS_PER_READ: usize = 1_000;
 
+/// Selects the authors of a list in its own order, so that no more rows are read than are asked for.
+pub(crate) const LISTING_SQL: &str = "SELECT e.pubkey FROM lists l JOIN events e ON e.seq = l.seq
+    WHERE l.list = ?1 ORDER BY l.newest, l.id LIMIT ?2";
+
 /// A row of a database.
 pub(crate) trait Columns {
     fn value(&self, at: usize) -> Result<Value, StoreError>;
@@ -379,12 +383,10 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
     fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>> {
         Box::pin(async move {
             let list = self.0.keys()?.listing(&repo);
-            let sql = "SELECT e.pubkey FROM lists l JOIN events e ON e.seq = l.seq
-                WHERE l.list = ?1 ORDER BY l.seq LIMIT ?2";
             let most = i64::try_from(most).unwrap_or(i64::MAX);
             let values = vec![blob(&list), Value::Integer(most)];
             self.0
-                .rows(Query::new(sql, values, |row| row.public_key(0)))
+                .rows(Query::new(LISTING_SQL, values, |row| row.public_key(0)))
                 .await
         })
     }

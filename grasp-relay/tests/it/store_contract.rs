@@ -122,7 +122,7 @@ contract! {
         the_served_versions_at_coordinates_are_found
         expired_versions_at_coordinates_are_not_found
         many_coordinates_are_looked_up_at_once
-        authors_who_list_a_key_are_found_in_the_order_of_storing
+        authors_who_list_a_key_are_found_newest_first
         no_more_authors_who_list_a_key_are_found_than_asked_for
         a_key_is_listed_under_one_identifier_only
         a_key_is_listed_by_its_role_as_maintainer

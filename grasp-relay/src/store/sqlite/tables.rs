@@ -549,6 +549,7 @@ impl GitRows for SqliteTables<'_> {
 mod tests {
     use super::super::migrations;
     use super::*;
+    use crate::store::engine::LISTING_SQL;
 
     #[test]
     fn looking_for_unfinished_requests_does_not_read_all_events() {
@@ -557,5 +558,20 @@ mod tests {
         let explain = format!("EXPLAIN QUERY PLAN {UNFINISHED_SQL}");
         let first: String = conn.query_row(&explain, [], |row| row.get(3)).unwrap();
         assert_eq!(first, "SCAN unfinished");
+    }
+
+    #[test]
+    fn the_authors_who_list_a_key_are_read_in_the_order_of_the_list() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        migrations::migrate(&mut conn).unwrap();
+        let explain = format!("EXPLAIN QUERY PLAN {LISTING_SQL}");
+        let mut statement = conn.prepare(&explain).unwrap();
+        let plan = statement.query_map(params![[0u8; 16], 1], |row| row.get(3));
+        let plan: Vec<String> = plan.unwrap().map(Result::unwrap).collect();
+        assert_eq!(plan.len(), 2, "{plan:?}");
+        assert!(
+            plan.iter().all(|step| step.starts_with("SEARCH")),
+            "{plan:?}"
+        );
     }
 }

@@ -173,9 +173,10 @@ impl EventStore for MemoryStore {
 
     fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>> {
         self.with(|_, state| {
-            // Events are in the order in which they were stored.
+            let mut served: Vec<_> = state.served.iter().collect();
+            served.sort_by_key(|event| (Reverse(event.created_at), event.id));
             let mut authors = Vec::new();
-            for event in &state.served {
+            for event in served {
                 let Ok(announcement) = Announcement::parse(event) else {
                     continue;
                 };
