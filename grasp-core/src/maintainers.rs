@@ -4,11 +4,14 @@
 //! own announcement lists a maintainer back: being listed alone does not make the listed author's fork authoritative.
 //! Both models are functions of the current announcements; nothing is remembered.
 
+mod related;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
 
+pub use self::related::{RelatedKeys, RelatedQuestion};
 use crate::nip34::{Announcement, MaintainerList};
 
 /// The rule that makes maintainer sets.

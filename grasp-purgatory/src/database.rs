@@ -185,6 +185,8 @@ pub struct ViewChange {
     pub retired: Vec<RetiredRef>,
     /// Pull requests that get a ref by it, and those that lose theirs.
     pub proposals: ProposalChanges,
+    /// Keys that maintain the repository by it, and those that no longer do.
+    pub maintained: MaintainerChanges,
 }
 
 /// Pull requests whose refs a change sets and removes.
@@ -207,6 +209,35 @@ impl ProposalChanges {
         Self {
             added: &after - &before,
             removed: &before - &after,
+        }
+    }
+}
+
+/// Keys that a change of a view makes maintainers of a served repository, and keys that it makes none.
+///
+/// An address has none of its own: its maintainers are those of the repository that it shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MaintainerChanges {
+    /// Those that are maintainers now and were none.
+    pub added: BTreeSet<PublicKey>,
+    /// Those that were maintainers and are none now.
+    pub removed: BTreeSet<PublicKey>,
+}
+
+impl MaintainerChanges {
+    /// Compares a view with the maintainers after a change, and with what it is an address of then.
+    pub fn between(
+        before: Option<&View>,
+        maintainers: &BTreeSet<PublicKey>,
+        shows: Option<PublicKey>,
+    ) -> Self {
+        let none = BTreeSet::new();
+        let before = before.filter(|view| view.shows.is_none());
+        let before = before.map_or(&none, |view| &view.maintainers);
+        let after = if shows.is_none() { maintainers } else { &none };
+        Self {
+            added: after - before,
+            removed: before - after,
         }
     }
 }
@@ -357,6 +388,15 @@ pub trait Database: Send + Sync + 'static {
 
     /// Returns the repositories that have a view, in no particular order.
     fn repositories(&self, endpoint: Endpoint) -> DatabaseFuture<'_, Vec<RepoId>>;
+
+    /// Returns the owners of repositories that have a view and are maintained by the owner of this one, under its
+    /// identifier: up to a number, those first that this key has maintained for longest. Addresses are not among them.
+    fn maintained(
+        &self,
+        endpoint: Endpoint,
+        repo: RepoId,
+        most: usize,
+    ) -> DatabaseFuture<'_, Vec<PublicKey>>;
 
     /// Returns all repositories that have a view, a pack or a retired ref.
     fn all(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>>;

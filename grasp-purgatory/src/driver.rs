@@ -592,11 +592,16 @@ impl PurgatoryDriver {
             .await
     }
 
-    /// Returns whether an announcement of a repository matters for who maintains a hosted one of another owner.
-    pub async fn is_listed(&self, repo: &RepoId) -> Result<bool, GitError> {
+    /// Returns whether an announcement of a repository, which lists these keys, matters for who maintains a hosted one of
+    /// another owner.
+    pub async fn is_listed(
+        &self,
+        repo: &RepoId,
+        listed: &BTreeSet<PublicKey>,
+    ) -> Result<bool, GitError> {
         self.executor
             .reach_reader(&repo.identifier)
-            .is_in_reach(&repo.owner)
+            .is_in_reach(&repo.owner, listed)
             .await
     }
 

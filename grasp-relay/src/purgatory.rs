@@ -145,9 +145,14 @@ impl GitBackend for PurgatoryDriver {
                 ..GitFacts::default()
             };
             if let Some(repo) = repo {
-                facts.is_listed = self.is_listed(&repo).await.map_err(git_failure)?;
                 if event.kind == kinds::STATE {
                     facts.maintained = self.maintained_by(&repo).await.map_err(git_failure)?;
+                }
+                // For a state it only decides on the text of a refusal.
+                if facts.maintained.is_empty() {
+                    let announced = Announcement::parse(&event).map(|it| it.maintainer_list.listed);
+                    let listed = announced.unwrap_or_default();
+                    facts.is_listed = self.is_listed(&repo, &listed).await.map_err(git_failure)?;
                 }
                 facts.announcements = self.announcements(&repo).await.map_err(git_failure)?;
             }

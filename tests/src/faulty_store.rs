@@ -130,6 +130,15 @@ impl Database for FaultyStore {
         self.store.repositories(endpoint)
     }
 
+    fn maintained(
+        &self,
+        endpoint: Endpoint,
+        repo: RepoId,
+        most: usize,
+    ) -> DatabaseFuture<'_, Vec<PublicKey>> {
+        self.store.maintained(endpoint, repo, most)
+    }
+
     fn all(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>> {
         self.store.all(endpoint)
     }

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, MaintainedRepo, Presence};
-use grasp_core::maintainers::{Lookup, MAX_MAINTAINERS, Reach};
+use grasp_core::maintainers::{Lookup, MAX_MAINTAINERS, Reach, RelatedKeys, RelatedQuestion};
 use grasp_core::nip34::Announcement;
+use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, RepoId, kinds};
 use nostr::event::Event;
 use nostr::key::PublicKey;
@@ -15,10 +16,6 @@ use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
 use crate::git::GitError;
-
-/// Keys that list others, which are followed to find the repositories that a key may maintain. Keys that the key lists
-/// itself come first, so that many others who list it cannot hide those.
-const MAX_LISTING: usize = 128;
 
 /// The announcement of a key, and the event if it is stored.
 #[derive(Clone, Debug)]
@@ -135,41 +132,50 @@ impl ReachReader<'_> {
     }
 
     /// Returns the owners of hosted repositories that the announcement of a key may matter for: the key itself, those
-    /// that it lists, and those who list it, directly or by others.
+    /// that it lists, the owners whose repositories one of these maintains, and those who list it, directly or by others.
     pub(super) async fn related(&mut self, key: &PublicKey) -> Result<Vec<PublicKey>, GitError> {
         self.read([*key]).await?;
-        let mut related = vec![*key];
-        if let Some(known) = self.get(key) {
-            let listed = known.known.announcement.maintainer_list.listed.iter();
-            related.extend(listed.filter(|listed| *listed != key).take(MAX_LISTING));
-        }
-        // A key that is listed may list back, and others may list it.
-        let mut seen = BTreeSet::from([*key]);
-        let mut open = vec![*key];
-        let mut found = 0;
-        while let Some(at) = open.pop() {
-            if found >= MAX_LISTING {
-                break;
-            }
-            for author in self.listing(&at).await? {
-                if found < MAX_LISTING && seen.insert(author) {
-                    if !related.contains(&author) {
-                        related.push(author);
-                    }
-                    open.push(author);
-                    found += 1;
+        let known = self.get(key).map(|known| &known.known.announcement);
+        let listed = known.map(|announcement| announcement.maintainer_list.listed.clone());
+        self.related_by(key, &listed.unwrap_or_default()).await
+    }
+
+    /// Returns the same for a key whose announcement lists others.
+    async fn related_by(
+        &mut self,
+        key: &PublicKey,
+        listed: &BTreeSet<PublicKey>,
+    ) -> Result<Vec<PublicKey>, GitError> {
+        let mut related = RelatedKeys::new(*key, listed);
+        while let Some(question) = related.next_question() {
+            let found = match question {
+                RelatedQuestion::Maintained(of, most) => {
+                    let repo = RepoId::new(of, self.identifier.clone());
+                    let database = self.executor.parts.repos.database();
+                    database
+                        .maintained(Endpoint::Repository, repo, most)
+                        .await?
                 }
-            }
+                RelatedQuestion::Listing(of, most) => self.listing(&of, most).await?,
+            };
+            related.answer(question, found);
         }
+        let mut related = related.into_found();
         self.read(related.iter().copied()).await?;
         related.retain(|key| self.is_hosted(key));
         Ok(related)
     }
 
-    /// Returns whether an announcement of a key matters for who maintains a hosted repository of another owner. Such
-    /// announcements are kept although they list other servers; the reach of a repository bounds their number.
-    pub(super) async fn is_in_reach(&mut self, key: &PublicKey) -> Result<bool, GitError> {
-        for owner in self.related(key).await? {
+    /// Returns whether an announcement of a key matters for who maintains a hosted repository of another owner. Such announcements
+    /// are kept although they list other servers; the reach of a repository bounds their number.
+    ///
+    /// It is not known yet, so what it lists is given.
+    pub(super) async fn is_in_reach(
+        &mut self,
+        key: &PublicKey,
+        listed: &BTreeSet<PublicKey>,
+    ) -> Result<bool, GitError> {
+        for owner in self.related_by(key, listed).await? {
             if owner == *key {
                 continue;
             }
@@ -213,16 +219,16 @@ impl ReachReader<'_> {
         Ok(maintained)
     }
 
-    /// Returns the authors of announcements that list a key.
-    pub(super) async fn listing(&self, key: &PublicKey) -> Result<Vec<PublicKey>, GitError> {
+    /// Returns the authors of announcements that list a key, stored and held ones, up to a number of each.
+    async fn listing(&self, key: &PublicKey, most: usize) -> Result<Vec<PublicKey>, GitError> {
         let repo = RepoId::new(*key, self.identifier.clone());
         let asked = repo.clone();
         let held = self
             .executor
             .ask(move |purgatory| purgatory.listing(&asked))
             .await?;
-        let mut listing = self.executor.parts.relay.listing(repo, MAX_LISTING).await?;
-        for author in held {
+        let mut listing = self.executor.parts.relay.listing(repo, most).await?;
+        for author in held.into_iter().take(most) {
             if !listing.contains(&author) {
                 listing.push(author);
             }

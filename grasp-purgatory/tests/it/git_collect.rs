@@ -8,7 +8,8 @@ use std::time::Duration;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RepoId};
 use grasp_purgatory::database::{
-    Commit, Committed, Database as _, Garbage, ProposalChanges, RepoChange, RepoRow, ViewChange,
+    Commit, Committed, Database as _, Garbage, MaintainerChanges, ProposalChanges, RepoChange,
+    RepoRow, ViewChange,
 };
 use grasp_purgatory::git::{
     Git, GitError, Keep, RETIRED_REFS_RETENTION, RefTarget, Refs, RepoStore, Slots, StagingLimits,
@@ -155,6 +156,7 @@ async fn delete_state(fixture: &Fixture, repo: &RepoId) {
     change.view = Some(ViewChange {
         from: Some(view.generation),
         state: None,
+        maintained: MaintainerChanges::default(),
         maintainers: view.maintainers,
         shows: view.shows,
         retired: Vec::new(),

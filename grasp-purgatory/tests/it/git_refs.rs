@@ -10,7 +10,8 @@ use grasp_core::push::PushCommand;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId};
 use grasp_purgatory::database::{
-    Commit, Committed, Conflict, Database, Pack, ProposalChanges, RepoChange, ViewChange,
+    Commit, Committed, Conflict, Database, MaintainerChanges, Pack, ProposalChanges, RepoChange,
+    ViewChange,
 };
 use grasp_purgatory::git::{
     GitError, Keep, Protocol, RETIRED_REFS_RETENTION, RefTarget, Service, WantedRefs,
@@ -248,6 +249,7 @@ async fn a_commit_that_lost_the_race_changes_nothing() {
         shows: None,
         retired: Vec::new(),
         proposals: ProposalChanges::default(),
+        maintained: MaintainerChanges::default(),
     });
     let event = Arc::new(
         EventBuilder::new(Kind::from_u16(1), "x")

@@ -8,7 +8,8 @@ use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RepoId};
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Conflict, Database, DatabaseError, DatabaseFuture, Forget,
-    Generation, Pack, ProposalChanges, RepoChange, RepoRow, RetiredRef, View, ViewChange,
+    Generation, MaintainerChanges, Pack, ProposalChanges, RepoChange, RepoRow, RetiredRef, View,
+    ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
@@ -91,6 +92,7 @@ impl MemoryDatabase {
             maintainers: BTreeSet::new(),
             shows: None,
             retired: Vec::new(),
+            maintained: MaintainerChanges::between(before.as_ref(), &BTreeSet::new(), None),
             proposals: ProposalChanges::between(&before.unwrap_or_default().refs, &refs),
             to: Some(Arc::new(refs)),
         });
@@ -177,9 +179,13 @@ impl Content {
                 retired_refs.retain(|it| it.tip != retired.tip);
                 retired_refs.push(retired.clone());
             }
-            let before = row.view.take().unwrap_or_default();
+            let before = row.view.take();
+            let maintained =
+                MaintainerChanges::between(before.as_ref(), &view.maintainers, view.shows);
+            assert_eq!(view.maintained, maintained);
+            let before = before.unwrap_or_default();
             let after = view.to.clone().unwrap_or_default();
-            // The table of the refs of pull requests is kept by these alone.
+            // The tables of refs of pull requests and of maintainers are kept by these alone.
             assert_eq!(
                 view.proposals,
                 ProposalChanges::between(&before.refs, &after)
@@ -300,6 +306,26 @@ impl Database for MemoryDatabase {
         let content = self.content();
         let served = content.of(endpoint).filter(|(_, row)| row.view.is_some());
         answer(served.map(|(repo, _)| repo.clone()).collect())
+    }
+
+    fn maintained(
+        &self,
+        endpoint: Endpoint,
+        repo: RepoId,
+        most: usize,
+    ) -> DatabaseFuture<'_, Vec<PublicKey>> {
+        let content = self.content();
+        let mut owners = Vec::new();
+        for (other, row) in content.of(endpoint) {
+            let view = row.view.iter().find(|view| view.shows.is_none());
+            if other.identifier == repo.identifier
+                && view.is_some_and(|view| view.maintainers.contains(&repo.owner))
+            {
+                owners.push(other.owner);
+            }
+        }
+        owners.truncate(most);
+        answer(owners)
     }
 
     fn all(&self, endpoint: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>> {

@@ -1,5 +1,6 @@
 //! The durable parts of the model: an event store, a git that knows objects by name only, and the records of purgatory.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -150,10 +151,12 @@ impl Store {
         alive.max_by_key(|event| Version::of(event)).cloned()
     }
 
-    /// Returns the authors of announcements that list the owner of a repository under its identifier.
+    /// Returns the authors of announcements that list the owner of a repository under its identifier, newest first.
     pub(crate) fn listing(&self, repo: &RepoId) -> Vec<PublicKey> {
+        let mut announced: Vec<_> = self.of_kind(kinds::ANNOUNCEMENT).collect();
+        announced.sort_by_key(|event| (Reverse(event.created_at), event.id));
         let mut listing = Vec::new();
-        for event in self.of_kind(kinds::ANNOUNCEMENT) {
+        for event in announced {
             let announcement = Announcement::parse(event).unwrap();
             if announcement.repo.identifier == repo.identifier
                 && announcement.maintainer_list.lists(&repo.owner)

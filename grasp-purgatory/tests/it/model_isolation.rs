@@ -231,6 +231,44 @@ proptest! {
 }
 
 #[test]
+fn many_others_who_list_its_maintainers_hide_no_repository() {
+    let mut world = World::new();
+    let served = state(ALICE, "x", 2, &[("main", 1)]);
+    world
+        .send(&announcement(ALICE, "x", 0, &[BOB, CAROL]))
+        .unwrap();
+    world.send(&elsewhere(BOB, "x", 1, &[ALICE])).unwrap();
+    world.send(&served).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
+    assert!(world.serves(&served));
+    for number in 10..140 {
+        let other = Author::numbered(number);
+        let listing = announcement(other, "x", 3, &[BOB, CAROL]);
+        world.send(&listing).unwrap();
+        world.send(&state(other, "x", 4, &[("main", 9)])).unwrap();
+        world.fetch(&other.repo("x"), &[9]).unwrap();
+        assert!(world.serves(&listing));
+    }
+    let by_bob = state(BOB, "x", 5, &[("main", 2)]);
+    world.send(&by_bob).unwrap();
+    world.fetch(&ALICE.repo("x"), &[2]).unwrap();
+    assert!(world.serves(&by_bob), "of a maintainer before them");
+    // Her announcement is known by what it lists alone.
+    let accepted = elsewhere(CAROL, "x", 6, &[BOB]);
+    world.send(&accepted).unwrap();
+    assert!(world.serves(&accepted));
+    let by_carol = state(CAROL, "x", 7, &[("main", 3)]);
+    world.send(&by_carol).unwrap();
+    world.fetch(&ALICE.repo("x"), &[3]).unwrap();
+    assert!(world.serves(&by_carol), "of a maintainer after them");
+    assert_eq!(
+        world.view(&ALICE.repo("x")).unwrap().get(&branch("main")),
+        Some(&oid(3))
+    );
+    world.check();
+}
+
+#[test]
 fn two_owners_of_one_name_share_no_objects() {
     let mut world = World::new();
     for by in [ALICE, EVE] {

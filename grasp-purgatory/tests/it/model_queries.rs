@@ -224,8 +224,13 @@ impl World {
             ..Facts::default()
         };
         if let Some(repo) = Needs::of(event).repo {
-            let listing = self.reach_reader(&repo.identifier).listing(&repo.owner);
-            facts.is_listed = listing.iter().any(|author| *author != repo.owner);
+            let announced = Announcement::parse(event).map(|it| it.maintainer_list.listed);
+            let listed = announced.unwrap_or_default();
+            let mut reader = self.reach_reader(&repo.identifier);
+            let related = reader.related_by(&repo.owner, &listed);
+            facts.is_listed = related
+                .iter()
+                .any(|owner| *owner != repo.owner && reader.reaches(owner, &repo.owner));
             if event.kind == kinds::STATE {
                 facts.maintained = self.maintained_by(&repo);
             }

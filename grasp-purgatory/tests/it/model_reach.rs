@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use grasp_core::admission::{KnownAnnouncement, MaintainedRepo, Presence};
-use grasp_core::maintainers::{Lookup, Reach};
+use grasp_core::maintainers::{Lookup, Reach, RelatedKeys, RelatedQuestion};
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, RepoId};
 use grasp_purgatory::WakeCause;
@@ -142,20 +142,30 @@ impl ReachReader<'_> {
     /// Returns the reach of the repository of a key.
     pub(crate) fn reach(&mut self, owner: &PublicKey) -> Reach {
         loop {
-            let reach = self
-                .world
-                .policy
-                .model
-                .reach(owner, |key| match self.read.get(key) {
-                    None => Lookup::Unread,
-                    Some(None) => Lookup::Absent,
-                    Some(Some(known)) => Lookup::Read(&known.known.announcement.maintainer_list),
-                });
+            let reach = self.resolve(owner, None);
             if reach.unread.is_empty() {
                 return reach;
             }
             self.read(reach.unread);
         }
+    }
+
+    /// Returns whether the announcement of a key decides on who maintains the repository of another one.
+    pub(crate) fn reaches(&self, owner: &PublicKey, key: &PublicKey) -> bool {
+        let mut reader = self.world.reach_reader(&self.identifier);
+        reader.reach(owner);
+        reader.resolve(owner, Some(key)).unread.contains(key)
+    }
+
+    /// Returns the reach of the repository of a key as far as it was read, as if one key was not.
+    fn resolve(&self, owner: &PublicKey, unread: Option<&PublicKey>) -> Reach {
+        let model = self.world.policy.model;
+        model.reach(owner, |key| match self.read.get(key) {
+            _ if Some(key) == unread => Lookup::Unread,
+            None => Lookup::Unread,
+            Some(None) => Lookup::Absent,
+            Some(Some(known)) => Lookup::Read(&known.known.announcement.maintainer_list),
+        })
     }
 
     /// Returns whether a key has a hosted repository, no mere address, and maintains it.
@@ -177,27 +187,42 @@ impl ReachReader<'_> {
     /// Returns the owners of hosted repositories that the announcement of a key may matter for.
     fn related(&mut self, key: &PublicKey) -> Vec<PublicKey> {
         self.read([*key]);
-        let mut related = vec![*key];
-        if let Some(known) = self.get(key) {
-            let listed = known.known.announcement.maintainer_list.listed.iter();
-            related.extend(listed.filter(|listed| *listed != key));
+        let known = self.get(key).map(|known| &known.known.announcement);
+        let listed = known.map(|announcement| announcement.maintainer_list.listed.clone());
+        self.related_by(key, &listed.unwrap_or_default())
+    }
+
+    /// Returns the same for a key whose announcement lists others.
+    pub(crate) fn related_by(
+        &mut self,
+        key: &PublicKey,
+        listed: &BTreeSet<PublicKey>,
+    ) -> Vec<PublicKey> {
+        let mut related = RelatedKeys::new(*key, listed);
+        while let Some(question) = related.next_question() {
+            let found = match question {
+                RelatedQuestion::Maintained(of, most) => self.maintained(&of, most),
+                RelatedQuestion::Listing(of, most) => self.listing(&of, most),
+            };
+            related.answer(question, found);
         }
-        // Those who list it may be listed by it, too.
-        let mut seen = BTreeSet::from([*key]);
-        let mut open = vec![*key];
-        while let Some(at) = open.pop() {
-            for author in self.listing(&at) {
-                if seen.insert(author) {
-                    related.push(author);
-                    open.push(author);
-                }
-            }
-        }
-        let mut found = BTreeSet::new();
-        related.retain(|key| found.insert(*key));
+        let mut related = related.into_found();
         self.read(related.iter().copied());
         related.retain(|key| self.is_hosted(key));
         related
+    }
+
+    /// Returns the owners of repositories whose view says that a key maintains them.
+    fn maintained(&self, key: &PublicKey, most: usize) -> Vec<PublicKey> {
+        let mut owners = Vec::new();
+        for (repo, view) in self.world.disk.git.views() {
+            let is_maintained = view.shows.is_none() && view.maintainers.contains(key);
+            if is_maintained && repo.identifier == self.identifier {
+                owners.push(repo.owner);
+            }
+        }
+        owners.truncate(most);
+        owners
     }
 
     /// Returns the hosted repositories that a key maintains.
@@ -216,11 +241,12 @@ impl ReachReader<'_> {
         maintained
     }
 
-    /// Returns the authors of announcements that list a key.
-    pub(crate) fn listing(&self, key: &PublicKey) -> Vec<PublicKey> {
+    /// Returns the authors of announcements that list a key, stored and held ones, up to a number of each.
+    fn listing(&self, key: &PublicKey, most: usize) -> Vec<PublicKey> {
         let repo = RepoId::new(*key, self.identifier.clone());
         let mut listing = self.world.disk.store.listing(&repo);
-        for author in self.world.core.listing(&repo) {
+        listing.truncate(most);
+        for author in self.world.core.listing(&repo).into_iter().take(most) {
             if !listing.contains(&author) {
                 listing.push(author);
             }

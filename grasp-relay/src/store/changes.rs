@@ -10,7 +10,7 @@ use grasp_core::service::Endpoint;
 use grasp_core::{RefName, RepoId, kinds};
 use grasp_purgatory::database::{
     ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, Forget, Garbage, Generation,
-    ProposalChanges, QuotaChange, RepoChange, RetiredRef, Source, ViewChange,
+    MaintainerChanges, ProposalChanges, QuotaChange, RepoChange, RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{Phase, Record};
@@ -185,6 +185,7 @@ pub(crate) trait Changes: GitRows {
     fn change_view(&self, key: &RepoKey, view: &ViewChange) -> Result<(), StoreError> {
         self.retire(key, &view.retired)?;
         self.note_proposals(key, &view.proposals)?;
+        self.forget_maintainers(key, &view.maintained.removed)?;
         let Some(refs) = &view.to else {
             self.view_removed(key);
             let removed =
@@ -192,6 +193,7 @@ pub(crate) trait Changes: GitRows {
             return self.change(removed, key.values([]));
         };
         let generation = self.next_generation(key)?;
+        self.note_maintainers(key, &view.maintained.added, generation)?;
         let mut maintainers = Vec::with_capacity(32 * view.maintainers.len());
         for maintainer in &view.maintainers {
             maintainers.extend_from_slice(maintainer.as_bytes());
@@ -258,6 +260,39 @@ pub(crate) trait Changes: GitRows {
                 "DELETE FROM proposal_refs
                      WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3 AND event = ?4",
                 key.values([blob(id.as_bytes())]),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Notes who maintains a repository, and since which generation.
+    fn note_maintainers(
+        &self,
+        key: &RepoKey,
+        added: &BTreeSet<PublicKey>,
+        generation: i64,
+    ) -> Result<(), StoreError> {
+        for maintainer in added {
+            self.change(
+                "INSERT INTO maintained (endpoint, identifier, owner, maintainer, since)
+                     VALUES (?1, ?2, ?3, ?4, ?5)
+                     ON CONFLICT (endpoint, identifier, maintainer, owner) DO NOTHING",
+                key.values([blob(maintainer.as_bytes()), integer(generation)]),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn forget_maintainers(
+        &self,
+        key: &RepoKey,
+        removed: &BTreeSet<PublicKey>,
+    ) -> Result<(), StoreError> {
+        for maintainer in removed {
+            self.change(
+                "DELETE FROM maintained WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
+                     AND maintainer = ?4",
+                key.values([blob(maintainer.as_bytes())]),
             )?;
         }
         Ok(())
@@ -441,6 +476,7 @@ pub(crate) fn refs_removal(
     let mut change = RepoChange::new(endpoint, repo);
     change.garbage = Some(Garbage::Removed);
     change.view = Some(ViewChange {
+        maintained: MaintainerChanges::between(Some(&view), &view.maintainers, shows),
         from: Some(view.generation),
         state: view.state.filter(|_| keeps_state),
         maintainers: view.maintainers,

@@ -29,6 +29,10 @@ const USAGE_SQL: &str = "SELECT owner, identifier, CAST(sum(bytes) AS BIGINT) FR
 const ALL_USAGE_SQL: &str = "SELECT owner, identifier, CAST(sum(bytes) AS BIGINT) FROM packs
     GROUP BY owner, identifier";
 
+/// Selects the owners of repositories that a key maintains, by an index in this order.
+pub(crate) const MAINTAINED_SQL: &str = "SELECT owner FROM maintained
+    WHERE endpoint = ?1 AND identifier = ?2 AND maintainer = ?3 ORDER BY since, owner LIMIT ?4";
+
 /// Selects all parts of a repository but its retired refs, which are then of one moment.
 const ROW_SQL: &str = "SELECT 0, generation, head, refs, state, maintainers, shows, 0
         FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
@@ -145,6 +149,20 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
             let sql = "SELECT owner, identifier FROM views WHERE endpoint = ?1";
             let repositories = Query::new(sql, vec![integer(number(endpoint))], read_repo);
             Ok(self.0.rows(repositories).await?)
+        })
+    }
+
+    fn maintained(
+        &self,
+        endpoint: Endpoint,
+        repo: RepoId,
+        most: usize,
+    ) -> DatabaseFuture<'_, Vec<PublicKey>> {
+        Box::pin(async move {
+            let most = integer(i64::try_from(most).unwrap_or(i64::MAX));
+            let values = RepoKey::new(endpoint, &repo).values([most]);
+            let owners = Query::new(MAINTAINED_SQL, values, |row| row.public_key(0));
+            Ok(self.0.rows(owners).await?)
         })
     }
 

@@ -1,6 +1,7 @@
 //! The contract of a database of refs, packs and records, run over every database.
 
 mod isolation;
+mod maintained;
 mod quotas;
 mod removal;
 
@@ -12,8 +13,8 @@ use grasp_core::admission::{Outcome, Policy};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, Now, Oid, RefName, RepoId, Version};
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Conflict, Forget, Garbage, Generation, Pack, ProposalChanges,
-    RepoChange, RepoRow, RetiredRef, Source, ViewChange,
+    Addition, Commit, Committed, Conflict, Forget, Garbage, Generation, MaintainerChanges, Pack,
+    ProposalChanges, RepoChange, RepoRow, RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Config, Phase, Purgatory, PushTarget, Record};
@@ -25,6 +26,7 @@ use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
 use self::isolation::*;
+use self::maintained::*;
 use self::quotas::*;
 use self::removal::*;
 use crate::store_contract::{block_on, rules};
@@ -105,6 +107,9 @@ contract! {
     rows_of_purgatory_restore_what_the_records_say
     additions_are_summed_up_by_hour_and_forgotten_after_two_days
     quotas_are_given_changed_and_taken_back
+    repositories_that_a_key_maintains_are_found_longest_first
+    a_maintainer_who_stays_keeps_the_age_and_one_who_returns_does_not
+    an_address_is_maintained_at_the_repository_that_it_shows
     git_data_is_counted_by_owner_and_repository
 }
 
@@ -157,6 +162,7 @@ fn view(from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
         shows: None,
         retired: Vec::new(),
         proposals: proposals.unwrap_or_default(),
+        maintained: MaintainerChanges::default(),
     }
 }
 

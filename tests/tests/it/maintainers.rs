@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use grasp_core::admission::Outcome;
 use grasp_core::{RepoId, kinds};
 use grasp_purgatory::database::Source;
 use grasp_tests::{Author, Instance, Workdir, files};
@@ -341,4 +342,49 @@ async fn what_strangers_do_under_the_same_name_changes_nothing_for_a_repository(
         (left < before).then_some(left)
     });
     assert!(after.await > 0, "repositories of others are kept");
+}
+
+#[tokio::test]
+async fn many_who_list_the_maintainers_of_a_repository_keep_none_of_their_states_out() {
+    let instance = Instance::start().await;
+    let (alice, bob, carol) = (Author::new(), Author::new(), Author::new());
+    let work = instance.host(&alice, "x").await;
+    instance
+        .ingest(vec![listing(
+            &alice.later(1),
+            "x",
+            &instance,
+            &[&bob, &carol],
+        )])
+        .await;
+    // Their own repositories are on another server, as is usual for maintainers of this one.
+    let elsewhere = "elsewhere.example".parse().unwrap();
+    let accepting = |by: &Author, listed: &Author| {
+        let tag = ["maintainers", &listed.key().to_hex()];
+        by.announce_with("x", &elsewhere, &[&tag])
+    };
+    instance.ingest(vec![accepting(&bob, &alice)]).await;
+    let mut crowd = Vec::new();
+    for _ in 0..130 {
+        let other = Author::new().later(2);
+        crowd.push(listing(&other, "x", &instance, &[&bob, &carol]));
+        // Without refs, so that it is served without a push.
+        crowd.push(other.state("x", &[]));
+    }
+    let last = crowd[258].clone();
+    instance.ingest(crowd).await;
+    instance.settle("x").await;
+    assert!(instance.serves(&last).await);
+
+    let accepted = instance.ingest(vec![accepting(&carol, &bob)]).await;
+    assert_eq!(accepted, [Outcome::Stored]);
+    for (n, signer) in [(3, &carol), (4, &bob)] {
+        let commit = work.commit(&format!("commit {n}")).await;
+        let state = signer.later(n).state("x", &[(MAIN, &commit)]);
+        assert_eq!(instance.ingest(vec![state]).await, [Outcome::Held]);
+        let url = instance.clone_url(&alice.repo("x"));
+        work.git(&["push", &url, MAIN]).await.expect_ok();
+        let expected = BTreeSet::from([format!("{commit} {MAIN}")]);
+        assert_eq!(refs(&instance, &work, &alice.repo("x")).await, expected);
+    }
 }

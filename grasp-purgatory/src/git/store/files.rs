@@ -420,6 +420,15 @@ mod tests {
             answer()
         }
 
+        fn maintained(
+            &self,
+            _: Endpoint,
+            _: RepoId,
+            _: usize,
+        ) -> DatabaseFuture<'_, Vec<PublicKey>> {
+            answer()
+        }
+
         fn all(&self, _: Endpoint) -> DatabaseFuture<'_, BTreeSet<RepoId>> {
             answer()
         }

@@ -9,7 +9,9 @@ use grasp_core::{Oid, RefName};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 
-use crate::database::{Garbage, ProposalChanges, RepoChange, RetiredRef, View, ViewChange};
+use crate::database::{
+    Garbage, MaintainerChanges, ProposalChanges, RepoChange, RetiredRef, View, ViewChange,
+};
 use crate::git::refs::{RefTarget, Refs};
 
 /// The refs that a repository shall have.
@@ -110,6 +112,7 @@ impl NextView {
         change.view = Some(ViewChange {
             from: view.map(|view| view.generation),
             state: self.state,
+            maintained: MaintainerChanges::between(view, &self.maintainers, self.shows),
             maintainers: self.maintainers,
             shows: self.shows,
             retired: retired(&before, &after, now),
@@ -134,6 +137,7 @@ impl NextView {
             shows: None,
             retired: retired.unwrap_or_default(),
             proposals: ProposalChanges::between(&view.refs, &nothing),
+            maintained: MaintainerChanges::between(Some(view), &BTreeSet::new(), None),
         });
     }
 

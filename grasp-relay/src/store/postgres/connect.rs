@@ -309,6 +309,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema.sql"),
     include_str!("schema_tls.sql"),
     include_str!("schema_quotas.sql"),
+    include_str!("schema_maintained.sql"),
 ];
 
 /// The advisory lock under which the schema is migrated and a file imported ("grsp").

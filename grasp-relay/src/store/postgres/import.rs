@@ -16,7 +16,7 @@ use crate::store::sqlite::SqliteReader;
 use crate::store::{StoreError, failure};
 
 /// The tables, which have the same columns in both databases.
-const TABLES: [&str; 22] = [
+const TABLES: [&str; 23] = [
     "secret",
     "events",
     "lists",
@@ -30,6 +30,7 @@ const TABLES: [&str; 22] = [
     "unfinished",
     "views",
     "proposal_refs",
+    "maintained",
     "generations",
     "packs",
     "retired_refs",

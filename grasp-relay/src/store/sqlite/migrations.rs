@@ -26,6 +26,7 @@ const SCHEMA: Schema<'static> = Schema {
     steps: &[
         include_str!("schema.sql"),
         include_str!("schema_quotas.sql"),
+        include_str!("schema_maintained.sql"),
     ],
     repair: Repair {
         lacks: "proposal_refs",
@@ -322,6 +323,39 @@ mod tests {
         migrate(&mut old).unwrap();
         assert_eq!(columns(&old), columns(&new));
         assert_eq!(indexes(&old), indexes(&new));
+    }
+
+    #[test]
+    fn a_migrated_file_knows_who_maintains_what() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(RELEASE_0_2_0).unwrap();
+        apply_before(&mut conn, "maintained");
+        let keys = ["00".repeat(32), format!("{}01", "00".repeat(31))];
+        let views = format!(
+            "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, maintainers, shows)
+            VALUES (0, 'x', x'05', 7, '', '', x'{}', NULL), (0, 'x', x'06', 8, '', '', x'{}', x'05'),
+                (1, 'x', x'07', 9, '', '', x'', NULL)",
+            keys.concat(),
+            keys[0]
+        );
+        conn.execute_batch(&views).unwrap();
+        migrate(&mut conn).unwrap();
+        let sql = "SELECT hex(maintainer), hex(owner), since FROM maintained ORDER BY 1";
+        let mut statement = conn.prepare(sql).unwrap();
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
+        let rows: Vec<(String, String, i64)> = rows.unwrap().map(Result::unwrap).collect();
+        assert_eq!(rows, keys.map(|key| (key, "05".to_owned(), 7)));
+    }
+
+    /// Migrates a file up to the step that makes a table.
+    fn apply_before(conn: &mut Connection, table: &str) {
+        let makes = format!("CREATE TABLE {table} ");
+        let until = SCHEMA.steps.iter().position(|step| step.contains(&makes));
+        let before = Schema {
+            steps: &SCHEMA.steps[..until.unwrap()],
+            ..SCHEMA
+        };
+        migrate_to(&before, conn).unwrap();
     }
 
     #[test]

@@ -134,10 +134,14 @@ pub(super) async fn a_deleted_announcement_ends_its_address(store: &dyn Store) {
     let repo = repo_of(&alice);
     let mut address = view(None, Some(refs(&[])));
     address.shows = Some(Keys::generate().public_key());
+    address.maintainers = BTreeSet::from([owner(9)]);
     done(store, commit(change(&repo, Some(address)))).await;
     delete(store, &alice, &announced).await;
-    let left = store.view(REPOS, repo).await.unwrap().unwrap();
+    let left = store.view(REPOS, repo.clone()).await.unwrap().unwrap();
     assert_eq!(left.shows, None);
+    let of_maintainer = RepoId::new(owner(9), name("x"));
+    let maintained = store.maintained(REPOS, of_maintainer, 9).await.unwrap();
+    assert_eq!(maintained, [repo.owner]);
 }
 
 pub(super) async fn a_deleted_state_takes_the_branches_and_tags_of_the_views_that_show_it(

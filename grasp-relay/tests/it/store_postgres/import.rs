@@ -9,8 +9,8 @@ use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId, Version};
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, Garbage, Pack, ProposalChanges, QuotaChange, RepoChange,
-    RetiredRef, Source, ViewChange,
+    Addition, Commit, Committed, Database, Garbage, MaintainerChanges, Pack, ProposalChanges,
+    QuotaChange, RepoChange, RetiredRef, Source, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
@@ -122,6 +122,10 @@ async fn commit(store: &SqliteStore) {
         from: None,
         state: Some(id(4)),
         maintainers: BTreeSet::from([ALICE.key(), BOB.key()]),
+        maintained: MaintainerChanges {
+            added: BTreeSet::from([ALICE.key()]),
+            removed: BTreeSet::new(),
+        },
         shows: Some(BOB.key()),
         retired: vec![retired],
         proposals: ProposalChanges::between(&Refs::default(), &refs),
@@ -210,6 +214,9 @@ async fn all(store: &dyn Store) -> BTreeMap<&'static str, String> {
             store.row(Endpoint::Repository, repo()).await.unwrap()
         ),
     );
+    let alice = RepoId::new(ALICE.key(), repo().identifier);
+    let maintained = store.maintained(Endpoint::Repository, alice, 9).await;
+    all.insert("maintained", format!("{:?}", maintained.unwrap()));
     let retired = store.retired(Endpoint::Repository, repo()).await.unwrap();
     all.insert("retired", format!("{retired:?}"));
     all.insert(
