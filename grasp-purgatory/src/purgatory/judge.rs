@@ -392,8 +392,10 @@ impl Judgement<'_> {
         }
         let view = self.survey.view.as_ref();
         let Some(winner) = &self.winner else {
-            let shows_some =
-                view.is_some_and(|view| view.refs.keys().any(RefName::is_branch_or_tag));
+            // A state may have neither branches nor tags.
+            let shows_some = view.is_some_and(|view| {
+                view.state.is_some() || view.refs.keys().any(RefName::is_branch_or_tag)
+            });
             return if shows_some {
                 StateTarget::Nothing
             } else {

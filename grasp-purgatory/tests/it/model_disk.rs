@@ -382,15 +382,11 @@ impl Git {
             let is_announced = event.kind == kinds::ANNOUNCEMENT && is_own;
             let is_shown = view.state == Some(event.id);
             view.shows = view.shows.filter(|_| !is_announced);
-            let count = view.refs.len();
             view.refs.retain(|name, _| {
                 let is_of_state = is_shown && name.is_branch_or_tag();
                 !is_announced && !is_of_state && name.event() != Some(event.id)
             });
-            let keeps_state = view.refs.keys().any(RefName::is_branch_or_tag);
-            view.state = view
-                .state
-                .filter(|_| keeps_state || view.refs.len() == count);
+            view.state = view.state.filter(|_| !is_announced && !is_shown);
         }
     }
 

@@ -3,7 +3,7 @@
 use grasp_purgatory::Input;
 use nostr::types::Timestamp;
 
-use crate::model_disk::proposal_ref;
+use crate::model_disk::{hosted, proposal_ref};
 use crate::model_events::*;
 use crate::model_world::World;
 
@@ -105,6 +105,42 @@ fn deleting_the_only_state_makes_the_repository_held_again() {
     assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
     world.send(&state(ALICE, "x", 3, &[("a", 1)])).unwrap();
     assert!(world.serves(&announced));
+}
+
+#[test]
+fn deleting_a_state_without_refs_makes_the_repository_and_its_addresses_held_again() {
+    let mut world = World::new();
+    let announced = led(ALICE, "x", 0, ALICE, &[]);
+    let address = led(BOB, "x", 1, ALICE, &[]);
+    let empty = state(ALICE, "x", 2, &[]);
+    for event in [&announced, &address, &empty] {
+        world.send(event).unwrap();
+    }
+    assert!(world.serves(&announced) && world.serves(&address));
+    world.send(&deletion(ALICE, 3, &[&empty])).unwrap();
+    for event in [&announced, &address] {
+        assert!(!world.serves(event) && world.core.holds(&event.id));
+    }
+    let view = world.disk.git.view(&hosted(&ALICE.repo("x"))).unwrap();
+    assert_eq!(view.state, None);
+    world.check();
+}
+
+#[test]
+fn a_view_whose_state_is_gone_from_the_store_forgets_it_though_it_has_no_refs() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    let empty = state(ALICE, "x", 1, &[]);
+    world.send(&announced).unwrap();
+    world.send(&empty).unwrap();
+    world.send(&deletion(ALICE, 2, &[&empty])).unwrap();
+    // As a removal left it that looked at refs alone.
+    let repo = world.disk.git.repo_mut(&hosted(&ALICE.repo("x")));
+    repo.view.as_mut().unwrap().state = Some(empty.id);
+    let repo = ALICE.repo("x");
+    world.handle(Input::Changed { repo: repo.clone() }).unwrap();
+    world.run().unwrap();
+    assert_eq!(world.disk.git.view(&hosted(&repo)).unwrap().state, None);
 }
 
 #[test]

@@ -461,12 +461,14 @@ pub(crate) fn refs_removal(
         _ => name.event() == Some(event.id),
     };
     let shows = view.shows.filter(|_| event.kind != kinds::ANNOUNCEMENT);
-    if !view.refs.refs.keys().any(is_gone) && shows == view.shows {
+    // A state may declare no refs at all.
+    let takes_state = event.kind == kinds::ANNOUNCEMENT || view.state == Some(event.id);
+    let state = view.state.filter(|_| !takes_state);
+    if !view.refs.refs.keys().any(is_gone) && shows == view.shows && state == view.state {
         return None;
     }
     let mut left = Refs::clone(&view.refs);
     left.refs.retain(|name, _| !is_gone(name));
-    let keeps_state = left.refs.keys().any(RefName::is_branch_or_tag);
     let mut tips = Vec::new();
     if let Some(since) = retired {
         for (tip, name) in view.refs.retired_by(&left) {
@@ -478,7 +480,7 @@ pub(crate) fn refs_removal(
     change.view = Some(ViewChange {
         maintained: MaintainerChanges::between(Some(&view), &view.maintainers, shows),
         from: Some(view.generation),
-        state: view.state.filter(|_| keeps_state),
+        state,
         maintainers: view.maintainers,
         shows,
         retired: tips,

@@ -96,6 +96,7 @@ contract! {
     a_deleted_announcement_takes_all_refs_of_its_own_repository
     a_deleted_announcement_ends_its_address
     a_deleted_state_takes_the_branches_and_tags_of_the_views_that_show_it
+    a_deleted_state_without_refs_is_the_state_of_no_view
     a_deleted_pull_request_takes_its_refs_at_every_repository
     a_deleted_update_of_a_pull_request_takes_its_refs_too
     a_deleted_pull_request_takes_only_refs_that_are_still_set

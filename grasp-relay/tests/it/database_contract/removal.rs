@@ -191,6 +191,31 @@ pub(super) async fn a_deleted_state_takes_the_branches_and_tags_of_the_views_tha
     assert_eq!(row(store, &moved).await, kept_moved);
 }
 
+pub(super) async fn a_deleted_state_without_refs_is_the_state_of_no_view(store: &dyn Store) {
+    let alice = Keys::generate();
+    let signed = state(&alice, NOW - 1);
+    let proposals = ["one", "two"].map(|text| pull_request(&alice, &repo_of(&alice), text));
+    save(store, &[&signed, &proposals[0], &proposals[1]]).await;
+    let place = (REPOS, repo_of(&alice));
+    let names = [proposed(&proposals[0]), proposed(&proposals[1])];
+    show(store, &place, &[&names[0], &names[1]], Some(&signed)).await;
+    let before = row(store, &place).await.view.unwrap();
+    delete(store, &alice, &proposals[0]).await;
+    let between = row(store, &place).await.view.unwrap();
+    assert_eq!(
+        between.state,
+        Some(signed.id),
+        "the deletion of another event"
+    );
+    assert!(between.generation > before.generation);
+    delete(store, &alice, &signed).await;
+    let after = row(store, &place).await.view.unwrap();
+    assert_eq!(after.state, None);
+    assert!(after.generation > between.generation);
+    let left: Vec<&str> = after.refs.refs.keys().map(RefName::as_str).collect();
+    assert_eq!(left, [names[1].as_str()]);
+}
+
 /// Asserts that a pull request or an update of one takes its refs with it, and no others.
 async fn assert_takes_its_refs(store: &dyn Store, author: &Keys, event: &Arc<Event>, to: &Keys) {
     let signed = state(to, NOW - 1);
