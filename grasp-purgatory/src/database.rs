@@ -92,17 +92,7 @@ pub struct RepoRow {
     pub garbage: Option<Garbage>,
 }
 
-/// Refs of pull requests up to which a push adds more.
-const MAX_ADDED_PROPOSALS: usize = 10_000;
-
 impl RepoRow {
-    /// Returns whether refs of this number of further pull requests may be set by a push.
-    pub fn has_room_for_proposals(&self, number: usize) -> bool {
-        let refs = self.view.iter().flat_map(|view| view.refs.refs.keys());
-        let present = refs.filter(|name| name.event().is_some()).count();
-        present + number <= MAX_ADDED_PROPOSALS
-    }
-
     /// Returns the tips of all refs.
     pub fn tips(&self) -> BTreeSet<Oid> {
         let refs = self.view.iter().flat_map(|view| view.refs.refs.values());
@@ -455,21 +445,5 @@ mod tests {
             ProposalChanges::between(&same, &same),
             ProposalChanges::default()
         );
-    }
-
-    #[test]
-    fn pushes_add_proposals_up_to_a_limit_of_the_repository() {
-        assert!(RepoRow::default().has_room_for_proposals(MAX_ADDED_PROPOSALS));
-        assert!(!RepoRow::default().has_room_for_proposals(MAX_ADDED_PROPOSALS + 1));
-        let view = View {
-            refs: Arc::new(with_proposals(0..9_999)),
-            ..View::default()
-        };
-        let row = RepoRow {
-            view: Some(view),
-            ..RepoRow::default()
-        };
-        assert!(row.has_room_for_proposals(1), "branches do not count");
-        assert!(!row.has_room_for_proposals(2));
     }
 }

@@ -53,6 +53,8 @@ pub struct GitLimits {
     /// Memory for unpacking one push, which also bounds the number of its objects. A push gets memory by its size and
     /// its share of [`Slots::unpack_memory`](grasp_purgatory::git::Slots::unpack_memory).
     pub push_memory: u64,
+    /// Refs of pull requests up to which pushes to a repository add more.
+    pub pushed_proposals: usize,
     /// Largest request of a fetch, in bytes; it contains only names of objects.
     pub fetch_request_bytes: u64,
     /// Time that a client may send next to nothing in the middle of a request.
@@ -70,6 +72,7 @@ impl Default for GitLimits {
             push_bytes: 2_048 * MIB,
             repository_bytes: 16_384 * MIB,
             push_memory: 768 * MIB,
+            pushed_proposals: 10_000,
             fetch_request_bytes: 64 * MIB,
             stall: Duration::from_secs(60),
             sign_of_life: Duration::from_secs(5),

@@ -3,6 +3,8 @@
 //! A push brings objects. Purgatory moves the refs together with the events that sign them, in one transaction. The
 //! report tells what of that did not happen, so that a ref is reported as `ok` only if it is served.
 
+mod proposals;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +14,8 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use grasp_core::push::{
-    AuthorisedPush, Capabilities, CommandReader, MAX_LIST_BYTES, Progress, PushCommand,
-    PushRequest, PushVerdict, RefReport, RefVerdict, encode_error, encode_progress, encode_report,
+    AuthorisedPush, Capabilities, CommandReader, MAX_LIST_BYTES, Progress, PushRequest,
+    PushVerdict, RefReport, RefVerdict, encode_error, encode_progress, encode_report,
 };
 use grasp_core::quota::QuotaExceeded;
 use grasp_core::resources::{Bounds, Claimant};
@@ -613,7 +615,7 @@ impl Push {
         let proposals = push.execute().iter().chain(push.stage());
         let proposals = proposals.filter_map(|command| command.name.event());
         purgatory.settle_proposals(proposals.collect()).await;
-        let not_set = if self.set_proposals(push).await? {
+        let not_set = if self.set_proposals(push, &facts).await? {
             NOT_SERVED
         } else {
             TOO_MANY_PROPOSALS
@@ -627,38 +629,6 @@ impl Push {
             not_set,
         };
         Ok(pushed.reports(|name| served.get(name).copied()))
-    }
-
-    /// Sets the refs of stored pull requests that no release has set: those of a contributor's own repository, and those
-    /// that are too many to be compared at each release. Returns whether there was room for them.
-    async fn set_proposals(&self, push: &AuthorisedPush) -> Result<bool, PushError> {
-        let RepoRequest {
-            repos,
-            repo,
-            endpoint,
-            ..
-        } = &self.target;
-        let refs = repos.refs(repo).await?;
-        let mut missing: Vec<PushCommand> = push.execute().to_vec();
-        missing.retain(|it| it.name.event().is_some() && refs.get(&it.name).copied() != it.new);
-        if missing.is_empty() {
-            return Ok(true);
-        }
-        if *endpoint == Endpoint::Repository {
-            let ids = missing
-                .iter()
-                .filter_map(|command| command.name.event())
-                .collect();
-            let stored = self.git.stored(&ids).await?;
-            missing.retain(|it| it.name.event().is_some_and(|id| stored.contains(&id)));
-        }
-        let now = self.purgatory.relay().now().unix;
-        let mut guard = repos.lock(repo).await?;
-        if !guard.row().await?.has_room_for_proposals(missing.len()) {
-            return Ok(false);
-        }
-        guard.move_refs(&missing, None, now).await?;
-        Ok(true)
     }
 
     /// Returns the state and the pull requests whose git data a push brings.

@@ -70,6 +70,11 @@ impl PushFacts {
         matches!(proposals.get(id), Some(KnownProposal::Unknown))
     }
 
+    /// Returns whether a key maintains the repository.
+    pub(super) fn is_maintainer(&self, key: &PublicKey) -> bool {
+        matches!(self, Self::Hosted { maintainers, .. } if maintainers.contains(key))
+    }
+
     /// Returns the author of a state.
     pub(super) fn author_of(&self, state: Option<EventId>) -> Option<PublicKey> {
         let Self::Hosted { candidates, .. } = self else {
@@ -142,13 +147,14 @@ impl GitHttp {
         })
     }
 
-    /// Returns those of these events that are stored.
+    /// Returns the authors of those of these events that are stored.
     pub(super) async fn stored(
         &self,
         ids: &BTreeSet<EventId>,
-    ) -> Result<BTreeSet<EventId>, HttpError> {
+    ) -> Result<BTreeMap<EventId, PublicKey>, HttpError> {
         let (_, stored) = self.look_up(ids).await?;
-        Ok(stored.into_keys().collect())
+        let stored = stored.into_iter();
+        Ok(stored.map(|(id, event)| (id, event.pubkey)).collect())
     }
 
     /// Looks up each event that a push names; events that are no pull requests of this kind are foreign. A failed lookup

@@ -326,3 +326,37 @@ async fn an_endpoint_is_removed_with_its_last_pull_request_and_expired_uploads()
     instance.settle("another").await;
     grasp_tests::eventually(|| grasp_tests::files(&repositories).is_empty().then_some(())).await;
 }
+
+#[tokio::test]
+async fn a_repository_takes_pull_requests_by_pushes_up_to_a_limit_and_says_so() {
+    let instance = Instance::with(|settings| {
+        settings.policy.contributor_proposals = true;
+        settings.git.pushed_proposals = 2;
+    })
+    .await;
+    let (alice, bob) = (Author::new(), Author::new());
+    let url = endpoint(&instance, &bob, "x");
+    let work = instance.host(&alice, "x").await;
+    let hosted = instance.clone_url(&alice.repo("x"));
+    let mut pushed = Vec::new();
+    for n in 0..3 {
+        let tip = work.commit(&format!("work {n}")).await;
+        let event = request(&bob.later(n), &alice, "x", &tip, &url);
+        assert!(accepted(&instance, &event).await);
+        pushed.push(format!("{tip}:refs/nostr/{}", event.id));
+        // It is stored with a ref at the repository that it is for.
+        work.git(&["push", &hosted, &pushed[pushed.len() - 1]])
+            .await
+            .expect_ok();
+    }
+    assert_eq!(listed(&url).await, "");
+    work.git(&["push", &url, &pushed[0]]).await.expect_ok();
+    // Of one push, those that fit.
+    let error = work
+        .git(&["push", &url, &pushed[1], &pushed[2]])
+        .await
+        .expect_refused();
+    let too_many = "the repository has as many pull requests as this server allows";
+    assert_eq!(error.matches(too_many).count(), 1, "{error}");
+    assert_eq!(listed(&url).await.lines().count(), 2);
+}
