@@ -89,6 +89,14 @@ impl MaintainerModel {
         });
         reach.maintainers
     }
+
+    /// Returns the reach of the repository that `owner` announced, as far as announcements were looked up.
+    pub fn reach<'a>(self, owner: &PublicKey, look_up: impl Fn(&PublicKey) -> Lookup<'a>) -> Reach {
+        match self {
+            Self::Plain => plain(owner, look_up),
+            Self::Reciprocal => reciprocal(owner, look_up),
+        }
+    }
 }
 
 /// What is known of the announcement of a key.
@@ -113,16 +121,6 @@ pub struct Reach {
     pub unread: BTreeSet<PublicKey>,
     /// The owner of the repository whose maintainers these are, if that is another one: the lead of the announcement.
     pub lead: Option<PublicKey>,
-}
-
-impl MaintainerModel {
-    /// Returns the reach of the repository that `owner` announced, as far as announcements were looked up.
-    pub fn reach<'a>(self, owner: &PublicKey, look_up: impl Fn(&PublicKey) -> Lookup<'a>) -> Reach {
-        match self {
-            Self::Plain => plain(owner, look_up),
-            Self::Reciprocal => reciprocal(owner, look_up),
-        }
-    }
 }
 
 /// Follows listings, up to [`MAX_MAINTAINERS`] keys. An author that left by its own announcement is not included and

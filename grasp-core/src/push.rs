@@ -299,6 +299,18 @@ fn judge_proposal(
     }
 }
 
+/// The verdict on a push: one per command, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct PushVerdict {
+    /// Verdict on each ref.
+    pub refs: Vec<(RefName, RefVerdict)>,
+    /// The signed state that the branches and tags will realise.
+    pub realises: Option<EventId>,
+    /// The commands to execute; `None` if there are none.
+    pub authorised: Option<AuthorisedPush>,
+}
+
 impl PushVerdict {
     /// Judges each command, then the push as a whole: it may not have too many uploads, and an atomic one is refused
     /// with any of its refs.
@@ -329,21 +341,7 @@ impl PushVerdict {
             authorised,
         }
     }
-}
 
-/// The verdict on a push: one per command, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct PushVerdict {
-    /// Verdict on each ref.
-    pub refs: Vec<(RefName, RefVerdict)>,
-    /// The signed state that the branches and tags will realise.
-    pub realises: Option<EventId>,
-    /// The commands to execute; `None` if there are none.
-    pub authorised: Option<AuthorisedPush>,
-}
-
-impl PushVerdict {
     /// Refuses every ref for the same reason.
     pub fn refused(request: &PushRequest, why: &RefRefusal) -> Self {
         let commands = request.commands().iter();

@@ -13,6 +13,7 @@
 //! `grasp_core::push` judges a push. Git only unpacks; purgatory moves the refs, with the events that sign them.
 
 mod body;
+mod fetch;
 mod push;
 mod push_facts;
 
@@ -20,23 +21,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use grasp_core::RepoId;
 use grasp_core::admission::Policy;
 use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::{Endpoint, GitPath};
-use grasp_purgatory::driver::{PurgatoryDriver, lacks_objects};
-use grasp_purgatory::git::{GitError, Protocol, RepoStore, Service};
+use grasp_purgatory::driver::PurgatoryDriver;
+use grasp_purgatory::git::{GitError, RepoStore, Service};
 use nostr::event::Event;
 use nostr::filter::Filter;
-use tokio::io::AsyncWriteExt;
-use tokio::process::ChildStdin;
 
-use self::body::{BodyError, GitOutput, RequestBody, ResponseBuffers};
+use self::body::{BodyError, ResponseBuffers};
 use self::push::CommandMemory;
 use crate::clock::Clock;
 use crate::role::RoleWatch;
@@ -387,151 +386,6 @@ fn method_not_allowed(allow: &'static str) -> Response {
         "method not allowed\n",
     )
         .into_response()
-}
-
-/// Bytes of a request that are awaited before git is started.
-const GATHERED_BYTES: usize = 64 * 1024;
-
-impl GitHttp {
-    async fn advertise(
-        &self,
-        request: &RepoRequest,
-        service: Service,
-        parts: &Parts,
-    ) -> Result<Response, HttpError> {
-        let RepoRequest {
-            repos,
-            repo,
-            claimant,
-            ..
-        } = request;
-        let name = service.name();
-        let content_type = format!("application/x-{name}-advertisement");
-        let prefix = packet(&format!("# service={name}\n")) + "0000";
-        let body = if parts.method == Method::HEAD {
-            Body::empty()
-        } else {
-            let service = (service, protocol(&parts.headers));
-            let list = repos.advertisement(repo, service, *claimant).await?;
-            body::of_list(prefix.into(), list).await?
-        };
-        Ok((NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response())
-    }
-
-    async fn upload(
-        &self,
-        request: &RepoRequest,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<Response, HttpError> {
-        let RepoRequest {
-            repos,
-            repo,
-            endpoint,
-            claimant,
-            ..
-        } = request;
-        let (max_bytes, stall) = (self.limits.fetch_request_bytes, self.limits.stall);
-        let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
-        // No process for a client that sends nothing, or slowly; most requests are short.
-        let first = body.gather(Vec::new(), GATHERED_BYTES).await?;
-        if protocol(headers) == Protocol::V2 {
-            if let Some(list) = repos.ls_refs(repo, &first, *claimant).await? {
-                let body = body::of_list(Bytes::new(), list).await?;
-                return Ok(upload_pack_result(body));
-            }
-        }
-        let mut process = repos
-            .upload_pack(repo, protocol(headers), *claimant)
-            .await?;
-        let input = process.take_stdin();
-        let (purgatory, endpoint, repo) = (self.roles.purgatory(), *endpoint, repo.clone());
-        let (damaged, checker) = (repo.clone(), purgatory.clone());
-        let served_by = repos.clone();
-        let suspect = move |words: &str| {
-            served_by.note_serving(&repo, words);
-            if let Some(purgatory) = &checker {
-                purgatory.suspect(endpoint, &repo, words);
-            }
-        };
-        let mut output = GitOutput::new(process, suspect)?;
-        let mut feeding = tokio::spawn(feed(input, first, body));
-        // Git writes once it has read the request. Until then a broken request can have its own status.
-        let first = tokio::select! {
-            biased;
-            first = output.next() => first,
-            fed = &mut feeding => match fed {
-                Ok(Err(error)) => return Err(error.into()),
-                _ => output.next().await,
-            },
-        };
-        let first = first.map_err(HttpError::Output)?;
-        if first.is_empty() {
-            let words = output.end().await?.words;
-            let is_known = purgatory.is_some_and(|it| it.is_damaged(endpoint, &damaged));
-            let is_damaged = is_known || lacks_objects(&words);
-            let text = if is_damaged {
-                REPAIRING
-            } else {
-                words.as_str()
-            };
-            return Ok(upload_pack_result(Body::from(error_packet(text))));
-        }
-        Ok(upload_pack_result(
-            output.into_body(first, self.buffers.try_take(claimant)),
-        ))
-    }
-}
-
-/// The answer to a fetch of objects that are missing on disk.
-const REPAIRING: &str =
-    "the server lacks objects of this repository and is repairing it; try again in a minute";
-
-fn upload_pack_result(body: Body) -> Response {
-    let content_type = "application/x-git-upload-pack-result";
-    (NO_CACHE, [(header::CONTENT_TYPE, content_type)], body).into_response()
-}
-
-/// Returns the protocol version that a client asks for.
-fn protocol(headers: &HeaderMap) -> Protocol {
-    let value = headers
-        .get("git-protocol")
-        .and_then(|value| value.to_str().ok());
-    value.map_or(Protocol::V0, Protocol::from_header)
-}
-
-/// Writes the request to git while the answer is being sent. Ends with the client, with git, or with the request.
-async fn feed(
-    input: Option<ChildStdin>,
-    first: Vec<u8>,
-    mut body: RequestBody,
-) -> Result<(), BodyError> {
-    let Some(mut input) = input else {
-        return Ok(());
-    };
-    let mut next = Some(Bytes::from(first));
-    while let Some(bytes) = next {
-        if input.write_all(&bytes).await.is_err() {
-            return Ok(()); // git has read all it wants, or has ended
-        }
-        next = body.next_or_drain().await?;
-    }
-    Ok(())
-}
-
-/// Returns the last line that git wrote about a request that it did not answer, as a packet that clients show; empty if
-/// git wrote nothing.
-fn error_packet(words: &str) -> Bytes {
-    let Some(line) = words.lines().last() else {
-        return Bytes::new();
-    };
-    let line: String = line.chars().filter(|c| !c.is_control()).take(200).collect();
-    packet(&format!("ERR {line}\n")).into()
-}
-
-/// Returns a line in the framing of git's protocol.
-fn packet(line: &str) -> String {
-    format!("{:04x}{line}", line.len() + 4)
 }
 
 #[cfg(test)]

@@ -93,12 +93,7 @@ impl Search {
         let is_over = found.is_empty() && self.plans.iter().all(Plan::is_over);
         Ok((!is_over).then_some(found))
     }
-}
 
-/// Everything that one filter matches, to be read in any order by a statement that reads each row once.
-pub(super) struct Unordered(Plan, i64);
-
-impl Search {
     /// Returns the one filter of this search, if an index implies its conditions but for kinds, and it has no limit.
     pub(super) fn into_unordered(mut self) -> Result<Unordered, Self> {
         let is_simple = |plan: &Plan| {
@@ -114,6 +109,9 @@ impl Search {
         }
     }
 }
+
+/// Everything that one filter matches, to be read in any order by a statement that reads each row once.
+pub(super) struct Unordered(Plan, i64);
 
 impl Unordered {
     /// Returns the search in serving order.
