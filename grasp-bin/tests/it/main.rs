@@ -15,6 +15,7 @@ mod pages;
 mod postgres;
 mod private;
 mod proxy;
+mod purge;
 #[allow(unreachable_pub, reason = "a module of grasp-tests")]
 #[path = "../../../tests/src/reserved.rs"]
 mod reserved;

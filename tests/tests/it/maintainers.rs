@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use grasp_core::admission::Outcome;
+use grasp_core::quota::QuotaSubject;
 use grasp_core::{RepoId, kinds};
 use grasp_purgatory::database::Source;
 use grasp_tests::{Author, Instance, Workdir, files};
@@ -123,6 +124,38 @@ async fn a_state_whose_objects_a_peer_has_is_released_without_network() {
     instance.until_serves(&state).await;
     assert!(instance.serves(&announced).await);
     let expected = BTreeSet::from([format!("{commit} {MAIN}")]);
+    assert_eq!(refs(&instance, &work, &alice.repo("x")).await, expected);
+}
+
+#[tokio::test]
+async fn a_repository_copies_no_more_from_a_peer_than_its_quota_allows() {
+    let instance = Instance::start().await;
+    let alice = Author::new();
+    let bob = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let both = vec![
+        listing(&alice.later(1), "x", &instance, &[&bob]),
+        listing(&bob.later(1), "x", &instance, &[&alice]),
+    ];
+    instance.ingest(both).await;
+    instance.settle("x").await;
+    let before = refs(&instance, &work, &alice.repo("x")).await;
+    let quota = instance.purgatory().quota();
+    let of_alice = QuotaSubject::Repository(alice.repo("x"));
+    quota.set(of_alice.clone(), Some(50_000)).await.unwrap();
+
+    let commit = work.commit_incompressible(200_000).await;
+    let state = bob.later(2).state("x", &[(MAIN, &commit)]);
+    instance.ingest(vec![state]).await;
+    let url = instance.clone_url(&bob.repo("x"));
+    work.git(&["push", &url, MAIN]).await.expect_ok();
+    let expected = BTreeSet::from([format!("{commit} {MAIN}")]);
+    assert_eq!(refs(&instance, &work, &bob.repo("x")).await, expected);
+    instance.settle("x").await;
+    assert_eq!(refs(&instance, &work, &alice.repo("x")).await, before);
+
+    quota.set(of_alice, None).await.unwrap();
+    instance.settle("x").await;
     assert_eq!(refs(&instance, &work, &alice.repo("x")).await, expected);
 }
 
