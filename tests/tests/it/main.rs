@@ -29,6 +29,7 @@ mod private;
 mod pushes;
 mod quotas;
 mod races;
+mod removal;
 mod repo_changes;
 mod slow_clients;
 mod syncing;
