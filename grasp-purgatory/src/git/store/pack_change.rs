@@ -51,6 +51,14 @@ pub(super) async fn replace(
     measure(&guard.repository).await
 }
 
+/// Forgets packs whose files are lost and that nothing needs.
+pub(super) async fn forget_lost(guard: &RepoGuard, lost: BTreeSet<Pack>) -> Result<(), GitError> {
+    let mut change = guard.change();
+    change.remove_packs = lost.into_iter().collect();
+    guard.commit(change).await?;
+    measure(&guard.repository).await
+}
+
 /// Removes the repository with all of its packs.
 pub(super) async fn remove_all(guard: &RepoGuard, packs: BTreeSet<Pack>) -> Result<(), GitError> {
     let mut change = guard.change();

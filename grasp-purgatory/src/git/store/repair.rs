@@ -53,10 +53,7 @@ pub(super) async fn inspect(repository: &Repository, walk: bool) -> Result<Inspe
     drop(guard);
     let is_broken = repository.is_broken().await?;
     if !is_broken && !lost.is_empty() {
-        let guard = repository.lock().await?;
-        let mut change = guard.change();
-        change.remove_packs = lost.into_iter().collect();
-        guard.commit(change).await?;
+        pack_change::forget_lost(&repository.lock().await?, lost).await?;
         return Ok(Inspection::default());
     }
     Ok(Inspection {
