@@ -54,6 +54,8 @@ const PROTOCOLS: [&[u8]; 2] = [HTTP2, b"http/1.1"];
 pub struct Certificates(Arc<Shared>);
 
 struct Shared {
+    /// The host name of the server.
+    domain: String,
     state: RwLock<State>,
     challenges: Option<ChallengeReader>,
 }
@@ -74,32 +76,38 @@ struct Serving {
 pub struct CertificateStatus {
     /// The time for which the certificate is valid; `None` without one.
     pub validity: Option<Validity>,
+    /// The certificate is for the host name of the server.
+    pub covers_domain: bool,
     /// The reason why there is none, or why it was not renewed.
     pub problem: Option<String>,
 }
 
 impl CertificateStatus {
-    /// Returns whether an operator has to act: there is no certificate, or less than a sixth of its lifetime is left.
+    /// Returns whether an operator has to act: there is no certificate, it is for other names than that of the server, or
+    /// less than a sixth of its lifetime is left.
     pub fn is_degraded(&self, now: u64) -> bool {
-        self.validity
-            .is_none_or(|validity| validity.left(now) < validity.lifetime() / 6)
+        let Some(validity) = self.validity else {
+            return true;
+        };
+        !self.covers_domain || validity.left(now) < validity.lifetime() / 6
     }
 }
 
 impl Certificates {
-    /// Creates it without a certificate, for a server whose certificate comes from files.
-    pub fn of_files() -> Self {
-        Self::with_challenges(None)
+    /// Creates it without a certificate, for a server of this host name whose certificate comes from files.
+    pub fn of_files(domain: &str) -> Self {
+        Self::with_challenges(domain, None)
     }
 
-    /// Creates it without a certificate, for a server that gets one by ACME. Challenges are read from this store, so that
-    /// any node that shares it answers them.
-    pub fn of_store(store: Arc<dyn TlsStore>) -> Self {
-        Self::with_challenges(Some(ChallengeReader::new(store)))
+    /// Creates it without a certificate, for a server of this host name that gets one by ACME. Challenges are read from
+    /// this store, so that any node that shares it answers them.
+    pub fn of_store(domain: &str, store: Arc<dyn TlsStore>) -> Self {
+        Self::with_challenges(domain, Some(ChallengeReader::new(store)))
     }
 
-    fn with_challenges(challenges: Option<ChallengeReader>) -> Self {
+    fn with_challenges(domain: &str, challenges: Option<ChallengeReader>) -> Self {
         Self(Arc::new(Shared {
+            domain: domain.to_owned(),
             state: RwLock::default(),
             challenges,
         }))
@@ -132,11 +140,10 @@ impl Certificates {
     /// Returns what is known about the certificate.
     pub fn status(&self) -> CertificateStatus {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
+        let certificate = state.serving.as_ref().map(|serving| &serving.certificate);
         CertificateStatus {
-            validity: state
-                .serving
-                .as_ref()
-                .map(|serving| serving.certificate.validity()),
+            validity: certificate.map(|certificate| certificate.validity()),
+            covers_domain: certificate.is_some_and(|it| it.covers(&self.0.domain)),
             problem: state.problem.clone(),
         }
     }

@@ -215,6 +215,10 @@ impl ServerParts {
         }
         let what = match status.validity {
             None => "there is no TLS certificate".to_owned(),
+            Some(_) if !status.covers_domain => {
+                let domain = self.base.host.policy.service.host();
+                format!("the TLS certificate is not for {domain}")
+            }
             Some(validity) => {
                 let days = validity.left(now).as_secs() / SECONDS_OF_DAY;
                 format!("the TLS certificate is valid for {days} more days only")

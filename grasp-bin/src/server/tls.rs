@@ -194,10 +194,11 @@ pub(super) fn certificates(
     settings: &Settings,
     shared: Option<Arc<dyn TlsStore>>,
 ) -> Option<Certificates> {
+    let domain = settings.policy.service.host();
     match settings.tls.mode {
         TlsMode::Off => None,
-        TlsMode::Files => Some(Certificates::of_files()),
-        TlsMode::Acme => Some(Certificates::of_store(store(settings, shared))),
+        TlsMode::Files => Some(Certificates::of_files(domain)),
+        TlsMode::Acme => Some(Certificates::of_store(domain, store(settings, shared))),
     }
 }
 

@@ -87,12 +87,45 @@ enum OrderError {
     Account(#[from] serde_json::Error),
 }
 
+/// The stored certificate, as it was seen last.
+#[derive(Default)]
+struct Stored {
+    pem: Option<String>,
+    /// The reason why it cannot be served.
+    fault: Option<String>,
+}
+
+impl Stored {
+    /// Installs a stored certificate that was not seen before, if it can be served.
+    fn see(&mut self, pem: Option<String>, certificates: &Certificates) {
+        if self.pem == pem {
+            return;
+        }
+        self.fault = None;
+        if let Some(pem) = &pem {
+            match Certificate::from_pem(pem.as_bytes(), pem.as_bytes()) {
+                Ok(certificate) => certificates.install(certificate),
+                Err(error) => {
+                    tracing::warn!(%error, "the stored TLS certificate cannot be used; a new one is ordered");
+                    self.fault = Some(format!("the stored certificate cannot be used: {error}"));
+                }
+            }
+        }
+        self.pem = pem;
+    }
+
+    /// Returns whether the certificate that is served would be found again after a restart.
+    fn is_usable(&self) -> bool {
+        self.pem.is_some() && self.fault.is_none()
+    }
+}
+
 impl Acme {
     /// Keeps a certificate for as long as it is polled.
     pub async fn keep(self, certificates: Certificates) {
-        let mut installed = None;
+        let mut stored = Stored::default();
         loop {
-            if let Err(error) = self.look(&certificates, &mut installed).await {
+            if let Err(error) = self.look(&certificates, &mut stored).await {
                 tracing::warn!(%error, "could not look after the TLS certificate");
                 certificates.set_problem(Some(error.to_string()));
             }
@@ -104,19 +137,16 @@ impl Acme {
     async fn look(
         &self,
         certificates: &Certificates,
-        installed: &mut Option<String>,
+        stored: &mut Stored,
     ) -> Result<(), OrderError> {
-        let stored = self.read(TlsItem::Certificate).await?;
-        if let Some(pem) = stored.filter(|pem| installed.as_ref() != Some(pem)) {
-            certificates.install(Certificate::from_pem(pem.as_bytes(), pem.as_bytes())?);
-            *installed = Some(pem);
-        }
+        stored.see(self.read(TlsItem::Certificate).await?, certificates);
         let record = self.record().await?;
-        certificates.set_problem(record.last_failure.clone());
+        let problem = record.last_failure.clone().or_else(|| stored.fault.clone());
+        certificates.set_problem(problem);
         if !(self.may_order)() {
             return Ok(());
         }
-        let certificate = certificates.current();
+        let certificate = certificates.current().filter(|_| stored.is_usable());
         let present = certificate.as_ref().map(|certificate| Present {
             validity: certificate.validity(),
             covers_domain: certificate.covers(&self.domain),
@@ -182,6 +212,9 @@ impl Acme {
                 tracing::info!(domain = %self.domain, "got a TLS certificate");
             }
             Err(error) => {
+                if is_unknown_account(&error) {
+                    self.write(TlsItem::Account, None).await?;
+                }
                 let retry_after = transport.retry_after();
                 tracing::warn!(%error, ?challenge, domain = %self.domain, "got no TLS certificate");
                 record.failed(self.now(), error.to_string(), retry_after);
@@ -202,10 +235,11 @@ impl Acme {
         self.authorize(&mut order, challenge).await?;
         match order.poll_ready(&POLLS).await {
             Ok(OrderStatus::Ready) => {}
-            Ok(OrderStatus::Invalid) => return Err(check_failure(&mut order).await),
+            _ if order.state().status == OrderStatus::Invalid => {
+                return Err(check_failure(&mut order).await);
+            }
             Ok(status) => return Err(OrderError::Ended(status)),
             Err(AcmeError::Timeout(_)) => return Err(OrderError::Timeout),
-            Err(AcmeError::Api(problem)) => return Err(check_error(&problem)),
             Err(error) => return Err(error.into()),
         }
         let key = order.finalize().await?;
@@ -271,15 +305,38 @@ impl Acme {
         Ok(())
     }
 
-    /// Returns the account at the ACME server, and creates it at the first time.
+    /// Returns the account at the ACME server, and creates it at the first time, or if the stored one is damaged.
     async fn account(&self, transport: &Transport) -> Result<Account, OrderError> {
-        let builder = Account::builder_with_http(Box::new(transport.clone()));
         if let Some(text) = self.read(TlsItem::Account).await? {
-            let stored: StoredAccount = serde_json::from_str(&text)?;
-            if stored.directory == self.directory {
-                return Ok(builder.from_credentials(stored.credentials).await?);
+            match self.stored_account(transport, &text).await {
+                Ok(Some(account)) => return Ok(account),
+                Ok(None) => {}
+                Err(error) if is_damage(&error) => {
+                    tracing::warn!(%error, "the stored ACME account cannot be used; a new one is created");
+                }
+                Err(error) => return Err(error),
             }
         }
+        self.new_account(transport).await
+    }
+
+    /// Returns the stored account, if it is one at this ACME server.
+    async fn stored_account(
+        &self,
+        transport: &Transport,
+        text: &str,
+    ) -> Result<Option<Account>, OrderError> {
+        let stored: StoredAccount = serde_json::from_str(text)?;
+        if stored.directory != self.directory {
+            return Ok(None);
+        }
+        let builder = Account::builder_with_http(Box::new(transport.clone()));
+        Ok(Some(builder.from_credentials(stored.credentials).await?))
+    }
+
+    /// Creates an account at the ACME server, and stores it.
+    async fn new_account(&self, transport: &Transport) -> Result<Account, OrderError> {
+        let builder = Account::builder_with_http(Box::new(transport.clone()));
         let contacts: Vec<&str> = self.contact.iter().map(String::as_str).collect();
         let account = NewAccount {
             contact: &contacts,
@@ -347,15 +404,36 @@ struct StoredAccount {
 }
 
 fn is_rate_limit(error: &AcmeError) -> bool {
+    is_problem(error, ":rateLimited")
+        || matches!(error, AcmeError::Api(problem) if problem.status == Some(429))
+}
+
+/// Returns whether the ACME server refused because it does not know the account, or no more.
+fn is_unknown_account(error: &OrderError) -> bool {
+    matches!(error, OrderError::Acme(error) if is_problem(error, ":accountDoesNotExist"))
+}
+
+fn is_problem(error: &AcmeError, kind: &str) -> bool {
     let AcmeError::Api(problem) = error else {
         return false;
     };
-    let kind = problem.r#type.as_deref().unwrap_or_default();
-    kind.ends_with(":rateLimited") || problem.status == Some(429)
+    problem
+        .r#type
+        .as_deref()
+        .is_some_and(|of_problem| of_problem.ends_with(kind))
 }
 
-/// Returns what the ACME server says about the challenge that failed.
+/// Returns whether what is stored of an account can never be used.
+fn is_damage(error: &OrderError) -> bool {
+    matches!(
+        error,
+        OrderError::Account(_) | OrderError::Acme(AcmeError::KeyRejected | AcmeError::Crypto)
+    )
+}
+
+/// Returns what the ACME server says about the challenge that failed, or else about the order.
 async fn check_failure(order: &mut Order) -> OrderError {
+    let of_order = order.state().error.clone();
     let mut authorizations = order.authorizations();
     while let Some(Ok(mut authorization)) = authorizations.next().await {
         if authorization.refresh().await.is_err() {
@@ -367,7 +445,10 @@ async fn check_failure(order: &mut Order) -> OrderError {
             }
         }
     }
-    OrderError::Ended(OrderStatus::Invalid)
+    match of_order {
+        Some(problem) => check_error(&problem),
+        None => OrderError::Ended(OrderStatus::Invalid),
+    }
 }
 
 fn check_error(problem: &Problem) -> OrderError {

@@ -1,5 +1,6 @@
 //! A certificate with its chain and its key.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,8 +76,10 @@ impl Certificate {
         let mut names = Vec::new();
         if let Some(alternatives) = alternatives {
             for name in &alternatives.value.general_names {
-                if let GeneralName::DNSName(name) = name {
-                    names.push(name.to_ascii_lowercase());
+                match name {
+                    GeneralName::DNSName(name) => names.push(name.to_ascii_lowercase()),
+                    GeneralName::IPAddress(bytes) => names.extend(address(bytes)),
+                    _ => {}
                 }
             }
         }
@@ -95,8 +98,9 @@ impl Certificate {
         self.validity
     }
 
-    /// Returns whether it is for this host name.
+    /// Returns whether it is for this host name, which may be an address.
     pub fn covers(&self, host: &str) -> bool {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = host.to_ascii_lowercase();
         let parent = host.split_once('.').map(|(_, parent)| parent);
         self.names.iter().any(|name| {
@@ -130,6 +134,15 @@ pub(super) fn server_config(
     Ok(config)
 }
 
+/// Returns the text of an address as certificates have it.
+fn address(bytes: &[u8]) -> Option<String> {
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
+        return Some(Ipv4Addr::from(bytes).to_string());
+    }
+    let bytes = <[u8; 16]>::try_from(bytes).ok()?;
+    Some(Ipv6Addr::from(bytes).to_string())
+}
+
 fn seconds(timestamp: i64) -> u64 {
     u64::try_from(timestamp).unwrap_or(0)
 }
@@ -159,6 +172,16 @@ mod tests {
         ] {
             assert!(!certificate.covers(name), "{name}");
         }
+    }
+
+    #[test]
+    fn addresses_are_names_too() {
+        let (chain, key) = made(&["192.0.2.1", "2001:db8::1"]);
+        let certificate = Certificate::from_pem(chain.as_bytes(), key.as_bytes()).unwrap();
+        for name in ["192.0.2.1", "[2001:db8::1]"] {
+            assert!(certificate.covers(name), "{name}");
+        }
+        assert!(!certificate.covers("192.0.2.2"));
     }
 
     #[test]

@@ -72,8 +72,9 @@ impl FileTlsStore {
 impl TlsStore for FileTlsStore {
     fn read(&self, item: TlsItem) -> BoxFuture<'_, Result<Option<String>, TlsStoreError>> {
         Box::pin(async move {
-            match tokio::fs::read_to_string(self.0.join(item.file())).await {
-                Ok(text) => Ok(Some(text)),
+            match tokio::fs::read(self.0.join(item.file())).await {
+                // Damaged text is read like any other that its reader cannot use.
+                Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(error.into()),
             }

@@ -13,7 +13,7 @@ use grasp_relay::tls::{Acme, Certificates, TlsItem, TlsStore, TlsStoreError};
 use nostr::types::Timestamp;
 use tokio::task::JoinSet;
 
-use self::acme_server::{AcmeServer, DIRECTORY};
+use self::acme_server::{AcmeServer, DIRECTORY, Failure};
 
 const DOMAIN: &str = "git.example.com";
 const DAY: u64 = 24 * 60 * 60;
@@ -25,6 +25,11 @@ struct SharedStore(Mutex<HashMap<&'static str, String>>);
 impl SharedStore {
     fn get(&self, item: TlsItem) -> Option<String> {
         self.0.lock().unwrap().get(item.name()).cloned()
+    }
+
+    fn put(&self, item: TlsItem, text: &str) {
+        let mut items = self.0.lock().unwrap();
+        items.insert(item.name(), text.to_owned());
     }
 }
 
@@ -69,7 +74,7 @@ impl Setup {
 
     /// Starts a node.
     fn start(&mut self, may_order: bool) -> Certificates {
-        let certificates = Certificates::of_store(self.store.clone());
+        let certificates = Certificates::of_store(DOMAIN, self.store.clone());
         let (acme_server, now) = (self.acme.clone(), self.now.clone());
         let acme = Acme {
             domain: DOMAIN.into(),
@@ -88,6 +93,15 @@ impl Setup {
         };
         self.keepers.spawn(acme.keep(certificates.clone()));
         certificates
+    }
+
+    /// Stops all nodes.
+    async fn stop(&mut self) {
+        self.keepers.shutdown().await;
+    }
+
+    fn now(&self) -> u64 {
+        *self.now.lock().unwrap()
     }
 
     fn pass(&self, seconds: u64) {
@@ -184,4 +198,96 @@ async fn only_one_node_orders_and_all_serve_the_certificate() {
     }
     assert_eq!(setup.acme.orders(), 1);
     assert_eq!(setup.store.get(TlsItem::Challenge), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stored_certificate_that_cannot_be_read_is_replaced() {
+    let mut setup = Setup::new();
+    setup.start(true);
+    setup.until_issued(1).await;
+    setup.stop().await;
+    setup.store.put(TlsItem::Certificate, "damaged");
+    let certificates = setup.start(true);
+    setup.until_issued(2).await;
+    setup.until(|| certificates.current().is_some()).await;
+    // The one in memory would be lost at the next start.
+    setup.store.put(TlsItem::Certificate, "damaged again");
+    setup.until_issued(3).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_does_not_order_tells_that_the_stored_certificate_is_damaged() {
+    let mut setup = Setup::new();
+    setup.store.put(TlsItem::Certificate, "damaged");
+    let certificates = setup.start(false);
+    setup
+        .until(|| {
+            let problem = certificates.status().problem;
+            problem.is_some_and(|problem| problem.contains("the stored certificate"))
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_account_is_replaced() {
+    let mut setup = Setup::new();
+    setup.store.put(TlsItem::Account, "{\"directory\":");
+    setup.start(true);
+    setup.until_issued(1).await;
+    let account = setup.store.get(TlsItem::Account).unwrap();
+    assert!(account.contains("credentials"), "{account}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_account_that_the_acme_server_does_not_know_is_replaced() {
+    let mut setup = Setup::new();
+    let certificates = setup.start(true);
+    setup.until_issued(1).await;
+    setup.until(|| certificates.current().is_some()).await;
+    setup.acme.forget_account();
+    setup.pass(61 * DAY);
+    setup
+        .until(|| setup.store.get(TlsItem::Account).is_none())
+        .await;
+    setup.pass(60);
+    setup.until_issued(2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_reason_of_a_failed_check_is_told() {
+    let of_order = Some("the domain could not be checked");
+    let of_challenge = Some("connection refused");
+    let cases = [
+        (None, of_challenge, "connection refused"),
+        (of_order, of_challenge, "connection refused"),
+        (of_order, None, "the domain could not be checked"),
+    ];
+    for (of_order, of_challenge, reason) in cases {
+        let mut setup = Setup::new();
+        setup.acme.fail_checks(Failure {
+            of_order,
+            of_challenge,
+        });
+        let certificates = setup.start(true);
+        setup
+            .until(|| certificates.status().problem.is_some())
+            .await;
+        let problem = certificates.status().problem.unwrap();
+        assert!(problem.ends_with(reason), "{problem}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_for_another_domain_degrades_the_server_until_it_is_replaced() {
+    let mut setup = Setup::new();
+    let made = rcgen::generate_simple_self_signed(["old.example.com".to_owned()]).unwrap();
+    let pem = made.cert.pem() + &made.signing_key.serialize_pem();
+    setup.store.put(TlsItem::Certificate, &pem);
+    let reader = setup.start(false);
+    setup.until(|| reader.current().is_some()).await;
+    assert!(reader.status().is_degraded(setup.now()));
+    setup.start(true);
+    setup
+        .until(|| !reader.status().is_degraded(setup.now()))
+        .await;
 }

@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 const BASE: &str = "https://acme.example.com";
 pub(super) const DIRECTORY: &str = "https://acme.example.com/directory";
 
+/// What the types of problems begin with.
+const ERROR: &str = "urn:ietf:params:acme:error:";
+
 const DAY: i64 = 24 * 60 * 60;
 
 #[derive(Default)]
@@ -26,7 +29,20 @@ struct State {
     /// The certificate is to be renewed at once.
     is_overdue: bool,
     limit: Option<u64>,
+    /// The account was removed.
+    has_forgotten: bool,
+    /// Why checks fail.
+    failure: Option<Failure>,
     issuer: Option<CertifiedIssuer<'static, KeyPair>>,
+}
+
+/// What the server tells about a check that failed.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Failure {
+    /// What the order says.
+    pub(super) of_order: Option<&'static str>,
+    /// What the challenge says; without it, the authorization cannot be read.
+    pub(super) of_challenge: Option<&'static str>,
 }
 
 #[derive(Default)]
@@ -61,6 +77,16 @@ impl AcmeServer {
         self.lock().limit = seconds;
     }
 
+    /// Removes the account.
+    pub(super) fn forget_account(&self) {
+        self.lock().has_forgotten = true;
+    }
+
+    /// Lets every check of the domain fail.
+    pub(super) fn fail_checks(&self, failure: Failure) {
+        self.lock().failure = Some(failure);
+    }
+
     pub(super) fn answer(&self, request: &Request<Bytes>) -> Response<Bytes> {
         let path = request.uri().path().to_owned();
         if path.starts_with("/renewal/") {
@@ -70,12 +96,13 @@ impl AcmeServer {
             "/directory" => directory(),
             "/nonce" => response(200, &json!({}), &[]),
             "/account" => {
+                self.lock().has_forgotten = false;
                 let location = format!("{BASE}/account/1");
                 response(201, &json!({"status": "valid"}), &[("location", &location)])
             }
             "/orders" => self.new_order(&payload(request)),
             "/order" => response(200, &self.order(), &[]),
-            "/authorization" => response(200, &self.authorization(), &[]),
+            "/authorization" => self.authorization(),
             "/challenge" => {
                 self.lock().is_ready = true;
                 response(200, &challenge("tls-alpn-01", "valid"), &[])
@@ -92,9 +119,12 @@ impl AcmeServer {
     fn new_order(&self, order: &Value) -> Response<Bytes> {
         let mut state = self.lock();
         state.orders += 1;
+        if state.has_forgotten {
+            return problem(400, "accountDoesNotExist", "no such account");
+        }
         if let Some(seconds) = state.limit {
             let problem = json!({
-                "type": "urn:ietf:params:acme:error:rateLimited",
+                "type": format!("{ERROR}rateLimited"),
                 "detail": "too many orders", "status": 429,
             });
             return response(429, &problem, &[("retry-after", &seconds.to_string())]);
@@ -112,7 +142,9 @@ impl AcmeServer {
     fn order(&self) -> Value {
         let state = self.lock();
         let is_issued = state.orders == state.issued.len();
+        let failure = state.failure.filter(|_| state.is_ready);
         let status = match (is_issued, state.is_ready) {
+            _ if failure.is_some() => "invalid",
             (true, _) => "valid",
             (false, true) => "ready",
             (false, false) => "pending",
@@ -126,19 +158,34 @@ impl AcmeServer {
         if let Some(replaces) = &state.replaces {
             order["replaces"] = json!(replaces);
         }
+        if let Some(detail) = failure.and_then(|failure| failure.of_order) {
+            order["error"] = json!({"type": format!("{ERROR}unauthorized"), "detail": detail});
+        }
         order
     }
 
-    fn authorization(&self) -> Value {
-        let status = match self.lock().is_ready {
+    fn authorization(&self) -> Response<Bytes> {
+        let state = self.lock();
+        let failure = state.failure.filter(|_| state.is_ready);
+        let status = match state.is_ready {
+            _ if failure.is_some() => "invalid",
             true => "valid",
             false => "pending",
         };
-        json!({
+        let mut challenges = ["tls-alpn-01", "http-01"].map(|kind| challenge(kind, status));
+        if let Some(failure) = failure {
+            let Some(detail) = failure.of_challenge else {
+                return problem(500, "serverInternal", "no authorizations today");
+            };
+            challenges[0]["error"] =
+                json!({"type": format!("{ERROR}connection"), "detail": detail});
+        }
+        let authorization = json!({
             "identifier": {"type": "dns", "value": super::DOMAIN},
             "status": status,
-            "challenges": [challenge("tls-alpn-01", status), challenge("http-01", status)],
-        })
+            "challenges": challenges,
+        });
+        response(200, &authorization, &[])
     }
 
     fn finalize(&self, request: &Value) -> Response<Bytes> {
@@ -218,6 +265,11 @@ fn base64_url(text: &str) -> Vec<u8> {
 
 fn response(status: u16, body: &Value, headers: &[(&str, &str)]) -> Response<Bytes> {
     text_response(status, body.to_string(), headers)
+}
+
+fn problem(status: u16, kind: &str, detail: &str) -> Response<Bytes> {
+    let problem = json!({"type": format!("{ERROR}{kind}"), "detail": detail, "status": status});
+    response(status, &problem, &[])
 }
 
 fn text_response(status: u16, body: String, headers: &[(&str, &str)]) -> Response<Bytes> {
