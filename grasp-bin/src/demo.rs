@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::client::RelayClient;
-use crate::push::{self, Remote, Target, Work};
+use crate::push::{self, Audience, Remote, Target, Work};
 use crate::server::Server;
 use crate::settings::Settings;
 use crate::signals::Signals;
@@ -69,7 +69,7 @@ async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Res
     let work = working_copy(&dir.join(REPOSITORY)).await?;
     let refs = work.refs(&[]).await?;
 
-    let announcement = push::announce(&keys, &repo, &servers, None)?;
+    let announcement = push::announce(&keys, &repo, &servers, Audience::Anyone, None)?;
     for server in &servers {
         RelayClient::connect(&server.relay()?)
             .await?

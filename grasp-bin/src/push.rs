@@ -1,11 +1,9 @@
 //! `grasp push`: announces the repository of a working copy, signs its state, and pushes it.
 
+mod announcement;
 mod work;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -20,9 +18,10 @@ use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::filter::Filter;
 use nostr::key::Keys;
 use nostr::types::Timestamp;
-use serde_json::Value;
 use tokio::time::timeout;
 
+use self::announcement::{AnnouncementFile, choose};
+pub(crate) use self::announcement::{Audience, announce};
 pub(crate) use self::work::{Refs, Remote, Work, git};
 use crate::cli::PushArgs;
 use crate::client::RelayClient;
@@ -127,7 +126,11 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
             .with_context(|| format!("could not connect to {url} (is a server running there?)"))?;
         relays.push(relay.with_keys(&push.keys));
     }
-    publish_announcement(push, &repo, &mut relays).await?;
+    let audience = match remotes.iter().all(|remote| remote.member.is_some()) {
+        true => Audience::Members,
+        false => Audience::Anyone,
+    };
+    publish_announcement(push, &repo, audience, &mut relays).await?;
     if !args.force {
         check_nothing_is_lost(work, &refs, &remotes).await?;
     }
@@ -163,6 +166,7 @@ async fn remote_at(server: &Target, repo: &RepoId, keys: &Keys) -> Result<Remote
 async fn publish_announcement(
     push: &Push,
     repo: &RepoId,
+    audience: Audience,
     relays: &mut [RelayClient],
 ) -> Result<()> {
     let file = AnnouncementFile::of(&push.work).await?;
@@ -171,7 +175,13 @@ async fn publish_announcement(
     let elsewhere = newest_elsewhere(push, repo, seen.iter().chain(&served)).await;
     let published = served.into_iter().chain(elsewhere).max_by_key(Version::of);
     let known = choose(seen, published, push.args.accept_fewer)?;
-    let announcement = announce(&push.keys, repo, &push.args.server, known.as_ref())?;
+    let announcement = announce(
+        &push.keys,
+        repo,
+        &push.args.server,
+        audience,
+        known.as_ref(),
+    )?;
     for relay in relays {
         relay.publish(&announcement).await?;
     }
@@ -260,55 +270,6 @@ fn created_after(known: Option<&Event>) -> Timestamp {
     })
 }
 
-/// Returns an announcement that lists these servers and keeps the other tags and the content of the known one.
-pub(crate) fn announce(
-    keys: &Keys,
-    repo: &RepoId,
-    servers: &[Target],
-    known: Option<&Event>,
-) -> Result<Event> {
-    if let Some(known) = known.filter(|known| lists_all(known, servers)) {
-        return Ok(known.clone());
-    }
-    let ours = |tag: &Tag| matches!(tag.kind(), "clone" | "relays");
-    let values = |name: &str| {
-        let tags = known.into_iter().flat_map(|event| event.tags.iter());
-        let tags = tags.filter(|tag| tag.kind() == name);
-        tags.flat_map(|tag| tag.as_slice()[1..].to_vec())
-            .collect::<Vec<String>>()
-    };
-    let (mut clone, mut relays) = (values("clone"), values("relays"));
-    for server in servers {
-        add(&mut clone, server.clone_url(repo));
-        add(&mut relays, server.relay()?.to_string());
-    }
-    let kept = match known {
-        Some(event) => event
-            .tags
-            .iter()
-            .filter(|tag| !ours(tag))
-            .cloned()
-            .collect(),
-        None => vec![
-            Tag::identifier(repo.identifier.as_str()),
-            tag("name", [repo.identifier.to_string()])?,
-        ],
-    };
-    let addresses = [tag("clone", clone)?, tag("relays", relays)?];
-    let content = known.map(|event| event.content.clone()).unwrap_or_default();
-    let event = EventBuilder::new(kinds::ANNOUNCEMENT, content)
-        .tags(kept)
-        .tags(addresses);
-    Ok(event
-        .custom_created_at(created_after(known))
-        .finalize(keys)?)
-}
-
-fn lists_all(announcement: &Event, servers: &[Target]) -> bool {
-    let read = Announcement::parse(announcement);
-    read.is_ok_and(|read| servers.iter().all(|server| read.lists(&server.service)))
-}
-
 /// Returns the signed state of a repository with these refs.
 pub(crate) fn sign(
     keys: &Keys,
@@ -333,12 +294,6 @@ fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Result<Tag> {
     Ok(Tag::parse(std::iter::once(name.to_owned()).chain(values))?)
 }
 
-fn add(list: &mut Vec<String>, value: String) {
-    if !list.contains(&value) {
-        list.push(value);
-    }
-}
-
 /// Returns the text to print after a push.
 pub(crate) fn summary(keys: &Keys, urls: &[String]) -> String {
     let mut text = format!("pushed as {}\n", npub(&keys.public_key()));
@@ -348,95 +303,9 @@ pub(crate) fn summary(keys: &Keys, urls: &[String]) -> String {
     text
 }
 
-/// Returns the announcement to update: the newest of what relays have and what this working copy saw last. Fails if a
-/// newer one names fewer maintainers or relays, unless that is accepted.
-fn choose(
-    seen: Option<Event>,
-    published: Option<Event>,
-    accept_fewer: bool,
-) -> Result<Option<Event>> {
-    let newest = [&seen, &published]
-        .into_iter()
-        .flatten()
-        .max_by_key(|event| Version::of(event));
-    let (Some(newest), Some(seen)) = (newest, &seen) else {
-        return Ok(published);
-    };
-    let missing: Vec<String> = names(seen).difference(&names(newest)).cloned().collect();
-    if !missing.is_empty() && !accept_fewer {
-        bail!(
-            "the announcement of {} no longer names {}, which the one that this working copy saw last does; \
-             if that is intended, use --accept-fewer",
-            newest.created_at,
-            missing.join(", ")
-        );
-    }
-    Ok(Some(newest.clone()))
-}
-
-/// Returns the maintainers and relays of an announcement as texts for messages.
-fn names(event: &Event) -> BTreeSet<String> {
-    let Ok(read) = Announcement::parse(event) else {
-        return BTreeSet::new();
-    };
-    let maintainers = read
-        .maintainer_list
-        .listed
-        .union(&read.maintainer_list.moderators);
-    let maintainers = maintainers.map(|key| format!("maintainer {}", npub(key)));
-    maintainers
-        .chain(read.relays.iter().map(|relay| format!("relay {relay}")))
-        .collect()
-}
-
-/// The file with the announcements that a working copy saw last.
-struct AnnouncementFile {
-    file: PathBuf,
-}
-
-impl AnnouncementFile {
-    /// Finds the file of a working copy; all worktrees of a repository share it.
-    async fn of(work: &Work) -> Result<Self> {
-        Ok(Self {
-            file: work
-                .git_dir()
-                .await?
-                .join("grasp")
-                .join("announcements.json"),
-        })
-    }
-
-    /// Returns the announcement of a repository that was seen last.
-    fn read(&self, repo: &RepoId) -> Option<Event> {
-        let event = Event::from_json(self.all().remove(&repo.to_string())?.to_string()).ok()?;
-        let is_its = Announcement::parse(&event).is_ok_and(|read| read.repo == *repo);
-        (is_its && event.verify().is_ok()).then_some(event)
-    }
-
-    /// Keeps an announcement in place of the one before.
-    fn write(&self, repo: &RepoId, event: &Event) -> Result<()> {
-        let mut all = self.all();
-        all.insert(repo.to_string(), serde_json::from_str(&event.as_json())?);
-        let dir = self.file.parent().context("no directory")?;
-        fs::create_dir_all(dir)?;
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
-        file.write_all(&serde_json::to_vec(&all)?)?;
-        file.persist(&self.file)?;
-        Ok(())
-    }
-
-    fn all(&self) -> BTreeMap<String, Value> {
-        let text = fs::read(&self.file).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use grasp_core::kinds;
     use grasp_core::nip34::State;
-    use nostr::event::{EventBuilder, FinalizeEvent as _, Tag};
-    use nostr::key::{Keys, PublicKey};
 
     use super::*;
 
@@ -452,25 +321,6 @@ mod tests {
         );
         assert!(secure("git.example.com/x") && secure("wss://127.0.0.1"));
         assert!("ftp://x.example".parse::<Target>().is_err());
-    }
-
-    #[test]
-    fn an_announcement_lists_every_server_and_keeps_what_it_said_before() {
-        let keys = Keys::generate();
-        let target = |text: &str| text.parse::<Target>().unwrap();
-        let first = announce(&keys, &repo(&keys), &[target("a.example.com")], None).unwrap();
-        let again = announce(
-            &keys,
-            &repo(&keys),
-            &[target("127.0.0.1:1"), target("a.example.com")],
-            Some(&first),
-        );
-        let read = Announcement::parse(&again.unwrap()).unwrap();
-        assert_eq!((read.clone.len(), read.relays.len()), (2, 2));
-        assert_eq!(read.name.as_deref(), Some("hello"));
-        for server in ["a.example.com", "127.0.0.1:1"] {
-            assert!(read.lists(&server.parse().unwrap()), "{server}");
-        }
     }
 
     #[test]
@@ -497,105 +347,5 @@ mod tests {
         let old = sign(&keys, &repo(&keys), &refs, None).unwrap();
         let new = sign(&keys, &repo(&keys), &refs, Some(&old)).unwrap();
         assert!(new.created_at > old.created_at);
-    }
-
-    #[test]
-    fn an_announcement_that_says_it_all_is_said_again_as_it_is() {
-        let keys = Keys::generate();
-        let servers = ["a.example.com".parse::<Target>().unwrap()];
-        let old = announce(&keys, &repo(&keys), &servers, None).unwrap();
-        assert_eq!(
-            announce(&keys, &repo(&keys), &servers, Some(&old))
-                .unwrap()
-                .id,
-            old.id
-        );
-    }
-
-    fn key(n: u8) -> PublicKey {
-        Keys::parse(&format!("{n:064x}")).unwrap().public_key()
-    }
-
-    fn announcement(keys: &Keys, at: u64, maintainers: &[u8], relays: &[&str]) -> Event {
-        let tag = |name: &str, values: Vec<String>| {
-            Tag::parse([name.to_owned()].into_iter().chain(values)).unwrap()
-        };
-        let maintainers = maintainers.iter().map(|n| key(*n).to_hex()).collect();
-        let relays = relays.iter().map(|relay| (*relay).to_owned()).collect();
-        EventBuilder::new(kinds::ANNOUNCEMENT, "")
-            .tag(Tag::identifier("hello"))
-            .tags([tag("maintainers", maintainers), tag("relays", relays)])
-            .custom_created_at(Timestamp::from_secs(at))
-            .finalize(keys)
-            .unwrap()
-    }
-
-    #[test]
-    fn an_older_announcement_of_a_server_is_not_gone_on_from() {
-        let keys = Keys::generate();
-        let old = announcement(&keys, 1, &[], &["wss://a.example"]);
-        let seen = announcement(&keys, 2, &[1], &["wss://a.example", "wss://b.example"]);
-        for published in [None, Some(old)] {
-            assert_eq!(
-                choose(Some(seen.clone()), published, false).unwrap(),
-                Some(seen.clone())
-            );
-        }
-    }
-
-    #[test]
-    fn a_newer_one_that_names_fewer_is_gone_on_from_only_if_that_is_meant() {
-        let keys = Keys::generate();
-        let seen = announcement(&keys, 1, &[1, 2], &["wss://a.example", "wss://b.example"]);
-        let more = announcement(&keys, 2, &[2, 1], &["wss://a.example", "wss://b.example/"]);
-        assert_eq!(
-            choose(Some(seen.clone()), Some(more.clone()), false).unwrap(),
-            Some(more)
-        );
-        let fewer = announcement(&keys, 2, &[2], &["wss://a.example"]);
-        let refused = choose(Some(seen.clone()), Some(fewer.clone()), false).unwrap_err();
-        let missing = format!(
-            "no longer names maintainer {}, relay wss://b.example, ",
-            npub(&key(1))
-        );
-        assert!(refused.to_string().contains(&missing), "{refused}");
-        assert!(refused.to_string().contains("--accept-fewer"), "{refused}");
-        assert_eq!(
-            choose(Some(seen), Some(fewer.clone()), true).unwrap(),
-            Some(fewer)
-        );
-    }
-
-    #[test]
-    fn without_any_seen_before_the_servers_are_believed() {
-        let published = announcement(&Keys::generate(), 1, &[], &[]);
-        assert_eq!(
-            choose(None, Some(published.clone()), false).unwrap(),
-            Some(published)
-        );
-        assert_eq!(choose(None, None, false).unwrap(), None);
-    }
-
-    #[test]
-    fn each_repository_of_a_working_copy_has_its_own() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = AnnouncementFile {
-            file: dir.path().join("grasp/announcements.json"),
-        };
-        let keys = [Keys::generate(), Keys::generate()];
-        let repos = keys.each_ref().map(|keys| {
-            let repo = RepoId::new(keys.public_key(), "hello".parse().unwrap());
-            file.write(&repo, &announcement(keys, 1, &[], &[])).unwrap();
-            repo
-        });
-        let newer = announcement(&keys[0], 2, &[], &[]);
-        file.write(&repos[0], &newer).unwrap();
-        assert_eq!(file.read(&repos[0]), Some(newer.clone()));
-        assert!(
-            file.read(&repos[1])
-                .is_some_and(|event| event.pubkey == repos[1].owner)
-        );
-        file.write(&repos[1], &newer).unwrap();
-        assert_eq!(file.read(&repos[1]), None, "it is of another repository");
     }
 }

@@ -20,6 +20,8 @@ pub const COVER_NOTE: Kind = Kind::from_u16(1_624);
 pub const CI_RESULT: Kind = Kind::from_u16(9_842);
 /// A user's list of GRASP servers.
 pub const GRASP_LIST: Kind = Kind::GitUserGraspList;
+/// A user's list of private GRASP servers, encrypted.
+pub const PRIVATE_GRASP_LIST: Kind = Kind::from_u16(10_318);
 /// NIP-09 deletion request.
 pub const DELETION: Kind = Kind::EventDeletion;
 /// NIP-62 request to vanish.
@@ -71,7 +73,7 @@ pub const PARTICIPATION_KINDS: [Kind; 13] = [
 pub const PROFILE_KINDS: [Kind; 2] = [Kind::Metadata, Kind::RelayList];
 
 /// Kinds that are stored from any author, independent of what they name.
-pub const UNCONDITIONAL_KINDS: [Kind; 3] = [DELETION, VANISH, GRASP_LIST];
+pub const UNCONDITIONAL_KINDS: [Kind; 4] = [DELETION, VANISH, GRASP_LIST, PRIVATE_GRASP_LIST];
 
 /// An application (NIP-82), which names the repository of its source.
 pub const SOFTWARE: Kind = Kind::from_u16(32_267);

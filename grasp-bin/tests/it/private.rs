@@ -38,6 +38,8 @@ fn a_member_pushes_by_one_command_and_others_are_refused() {
     assert_eq!(clone_url(&push(&work, &home, &server)), url);
     let config = std::fs::read_to_string(work.join(".git/config")).unwrap();
     assert!(!config.contains("Authorization"), "{config}");
+    let announced = std::fs::read_to_string(work.join(".git/grasp/announcements.json")).unwrap();
+    assert!(announced.contains(r#"["private","true"]"#), "{announced}");
     let refused = push(&work, &stranger, &server);
     assert!(
         !refused.ok && refused.err.contains("restricted: "),

@@ -247,6 +247,7 @@ fn needs_no_root(kind: Kind) -> bool {
         kinds::DELETION,
         kinds::VANISH,
         kinds::GRASP_LIST,
+        kinds::PRIVATE_GRASP_LIST,
         Kind::Metadata,
         Kind::RelayList,
     ]

@@ -356,7 +356,7 @@ fn other_events_must_be_related_to_something_stored() {
         let verdict = verdict_on(&policy(), event(), EVE, &Facts::default());
         assert_eq!(verdict, Verdict::from(Rejection::Unrelated));
     }
-    for kind in [5, 62, 10317] {
+    for kind in [5, 62, 10317, 10318] {
         let event = Unsigned::kind(kind).tags(&[&["relay", "ALL_RELAYS"]]);
         let verdict = verdict_on(&policy(), event, EVE, &Facts::default());
         assert_eq!(verdict, Verdict::Store { is_related: true });
