@@ -138,11 +138,7 @@ impl SyncEngine {
                 self.with_relay(now, &relay, |link, ctx| link.lost(ctx, conn));
             }
             Input::Heard { relay, conn, said } => {
-                self.with_relay(now, &relay, |link, ctx| {
-                    if let Some(session) = link.session(conn) {
-                        session.handle_message(ctx, said);
-                    }
-                });
+                self.with_relay(now, &relay, |link, ctx| link.heard(ctx, conn, said));
             }
             Input::Ingested {
                 relay,

@@ -53,6 +53,8 @@ pub(crate) struct Target {
     pub(crate) relay: RelayUrl,
     pub(crate) conn: ConnId,
     pub(crate) from: Provenance,
+    /// It is not connected to while its NIP-11 document cannot be read.
+    pub(crate) needs_document: bool,
 }
 
 /// A connection, or an attempt to connect. Ends without a message when dropped.
@@ -153,10 +155,15 @@ struct Dialled {
 }
 
 /// Reads the NIP-11 document, then opens the websocket; both at the same checked addresses. The websocket of a private
-/// service (GRASP-08) is not opened, unless this is one too: it is only for its members.
+/// service (GRASP-08) is not opened, unless this is one too: it is only for its members. A document that cannot be read may be
+/// that of one.
 async fn dial(shared: &Shared, target: &Target) -> Result<Dialled, Fault> {
     let route = shared.outbound.route(&target.relay, target.from).await?;
-    let facts = outbound::fetch_facts(&target.relay, &route).await;
+    let facts = match outbound::fetch_facts(&target.relay, &route).await {
+        Ok(facts) => facts,
+        Err(fault) if target.needs_document => return Err(fault),
+        Err(_) => RelayFacts::default(),
+    };
     if facts.is_private && !shared.dials_private {
         return Err(Fault::Private);
     }

@@ -24,6 +24,7 @@ use hyper::header::{ACCEPT, HOST, HeaderValue, USER_AGENT};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use serde_json::Map;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
@@ -255,7 +256,7 @@ impl Route {
     pub(crate) async fn get(&self, relay: &RelayUrl) -> Result<Response<Bytes>, Fault> {
         let (wire, _) = self.connect().await?;
         let answer = timeout(ANSWER_TIMEOUT, request(relay, wire)).await;
-        answer.ok().flatten().ok_or(Fault::Protocol)
+        answer.ok().flatten().ok_or(Fault::NoDocument)
     }
 
     /// Opens a websocket, and tells which address answered.
@@ -403,18 +404,29 @@ impl fmt::Display for Fault {
             Self::Tls => "its TLS version or ciphers are not supported",
             Self::Protocol => "it does not answer as a relay does",
             Self::Private => "it is only for its members (GRASP-08)",
+            Self::NoDocument => "its information document (NIP-11) cannot be read",
             Self::Forbidden => "its address is private (see allow_private_targets)",
         })
     }
 }
 
+/// Returns what the document says; what is known of a relay without one if that is its answer. Fails if there was none.
+pub(crate) async fn fetch_facts(relay: &RelayUrl, route: &Route) -> Result<RelayFacts, Fault> {
+    let answer = route.get(relay).await?;
+    let status = answer.status();
+    let comes_later = status.is_server_error()
+        || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status);
+    if comes_later {
+        return Err(Fault::NoDocument);
+    }
+    let document = status.is_success().then(|| answer.into_body());
+    Ok(document
+        .and_then(|text| facts_in(&text))
+        .unwrap_or_default())
+}
+
 /// Time for fetching the document, from the dial to its last byte.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Returns the facts of the document, or those of a relay that has none.
-pub(crate) async fn fetch_facts(relay: &RelayUrl, route: &Route) -> RelayFacts {
-    facts_of(route.get(relay)).await.unwrap_or_default()
-}
 
 /// Fetches a relay's NIP-11 document under the policy for untrusted addresses; `None` if it has none.
 pub async fn relay_information(
@@ -422,13 +434,19 @@ pub async fn relay_information(
     policy: OutboundPolicy,
     roots: &Roots,
 ) -> Option<RelayFacts> {
-    facts_of(Outbound::new(policy, roots).get(relay, Provenance::Event)).await
+    let outbound = Outbound::new(policy, roots);
+    let fetched = timeout(FETCH_TIMEOUT, outbound.get(relay, Provenance::Event)).await;
+    let answer = fetched.ok()?.ok()?;
+    let document = answer.status().is_success().then(|| answer.into_body())?;
+    facts_in(&document)
 }
 
-async fn facts_of(get: impl Future<Output = Result<Response<Bytes>, Fault>>) -> Option<RelayFacts> {
-    let answer = timeout(FETCH_TIMEOUT, get).await.ok()?.ok()?;
-    let document = answer.status().is_success().then(|| answer.into_body())?;
-    serde_json::from_slice(&document).map(Document::facts).ok()
+fn facts_in(document: &[u8]) -> Option<RelayFacts> {
+    // A list would be read as the values of the fields in order.
+    let object: Map<String, serde_json::Value> = serde_json::from_slice(document).ok()?;
+    serde_json::from_value(object.into())
+        .map(Document::facts)
+        .ok()
 }
 
 /// The part of the document that matters here. Values of an unexpected type count as missing.
@@ -449,6 +467,7 @@ impl Document {
         let grasps = self.supported_grasps.as_array().into_iter().flatten();
         let supports = |name| grasps.clone().any(|grasp| grasp.as_str() == Some(name));
         RelayFacts {
+            has_document: true,
             software: text(&self.software),
             version: text(&self.version),
             max_subscriptions: limit("max_subscriptions"),
@@ -534,9 +553,7 @@ mod tests {
     }
 
     fn facts(json: &str) -> RelayFacts {
-        serde_json::from_str(json)
-            .map(Document::facts)
-            .unwrap_or_default()
+        facts_in(json.as_bytes()).unwrap_or_default()
     }
 
     #[test]
@@ -546,6 +563,7 @@ mod tests {
                 "limitation":{"max_subscriptions":20,"max_limit":500,"max_message_length":65536,"auth_required":false}}"#,
         );
         let wanted = RelayFacts {
+            has_document: true,
             software: Some("grasp".into()),
             version: Some("0.1.0".into()),
             max_subscriptions: Some(20),
@@ -564,15 +582,17 @@ mod tests {
     }
 
     #[test]
-    fn malformed_documents_count_as_missing() {
-        for json in [
-            "",
-            "[]",
-            "<html>",
+    fn malformed_documents_and_values_count_as_missing() {
+        for text in ["", "[]", "<html>"] {
+            assert_eq!(facts(text), RelayFacts::default(), "{text}");
+        }
+        let empty = facts("{}");
+        assert!(empty.has_document);
+        for text in [
             r#"{"software":5,"limitation":[1],"supported_grasps":"GRASP-08"}"#,
             r#"{"limitation":{"max_limit":-1,"max_subscriptions":"20","max_message_length":1e99}}"#,
         ] {
-            assert_eq!(facts(json), RelayFacts::default(), "{json}");
+            assert_eq!(facts(text), empty, "{text}");
         }
     }
 

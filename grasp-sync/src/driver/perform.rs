@@ -178,7 +178,19 @@ impl EventLoop {
                 relay,
                 conn,
                 configured,
-            } => self.connect(relay, conn, configured),
+                needs_document,
+            } => {
+                let from = match configured {
+                    true => Provenance::Operator,
+                    false => Provenance::Event,
+                };
+                self.connect(Target {
+                    relay,
+                    conn,
+                    from,
+                    needs_document,
+                });
+            }
             Output::Disconnect { conn, .. } => _ = self.handles.remove(&conn),
             Output::Send { relay, conn, frame } => return self.send(relay, conn, frame),
             Output::FetchInventory { request, filter } => self.fetch(request, *filter),
@@ -195,13 +207,8 @@ impl EventLoop {
         None
     }
 
-    fn connect(&mut self, relay: RelayUrl, conn: ConnId, configured: bool) {
-        let from = if configured {
-            Provenance::Operator
-        } else {
-            Provenance::Event
-        };
-        let target = Target { relay, conn, from };
+    fn connect(&mut self, target: Target) {
+        let conn = target.conn;
         self.handles
             .insert(conn, Handle::start(Arc::clone(&self.shared), target));
     }

@@ -9,6 +9,8 @@ use super::Config;
 /// The part of a relay's NIP-11 document that matters here. The default is a relay without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RelayFacts {
+    /// True if there is a document.
+    pub has_document: bool,
     /// `software`, usually the address of its source.
     pub software: Option<String>,
     /// `version` of the software.

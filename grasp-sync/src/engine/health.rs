@@ -22,6 +22,9 @@ const UNUSABLE_FOR: Duration = Duration::from_secs(12 * 60 * 60);
 /// Forged events on one connection after which it is ended. Honest relays that never checked what they store have a few.
 pub(super) const MAX_FORGED: usize = 100;
 
+/// Failures to read the document after which a relay is dialled without one.
+const MAX_UNREAD: u32 = 2;
+
 /// Decides when a relay may be dialled, and records how reliable it was.
 #[derive(Debug)]
 pub(super) struct RelayHealth {
@@ -42,6 +45,8 @@ pub(super) struct RelayHealth {
     /// Events it lacks, as found by this process.
     missing: BTreeMap<RepoId, BTreeSet<EventId>>,
     is_up: bool,
+    /// Failures to read its document since it was read last.
+    unread: u32,
     /// The time at which it last connected or disconnected.
     since: Mono,
     reported: Health,
@@ -69,6 +74,7 @@ impl RelayHealth {
             settle: policy.settle,
             missing: BTreeMap::new(),
             is_up: false,
+            unread: 0,
             since: now.mono,
             reported: Health::Healthy,
         }
@@ -100,6 +106,7 @@ impl RelayHealth {
         self.is_by_rule = why == Fault::Forbidden;
         match why {
             Fault::Unreachable => {}
+            Fault::NoDocument => self.unread = self.unread.saturating_add(1),
             Fault::NoSuchHost
             | Fault::Certificate(_)
             | Fault::Tls
@@ -107,6 +114,17 @@ impl RelayHealth {
             | Fault::Forbidden => self.mark_unusable(now + UNUSABLE_FOR),
             Fault::Private => self.mark_unusable(now + SUSPENDED_FOR),
         }
+    }
+
+    /// Returns whether it is only dialled with a document, which tells whether it is a private service. A relay whose
+    /// document can never be read is dialled without one in the end.
+    pub(super) fn needs_document(&self) -> bool {
+        self.unread < MAX_UNREAD
+    }
+
+    /// Notes that its document was read.
+    pub(super) fn document_read(&mut self) {
+        self.unread = 0;
     }
 
     /// Returns the state after a failed attempt.

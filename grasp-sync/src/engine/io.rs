@@ -239,6 +239,8 @@ pub enum Fault {
     Forbidden,
     /// The relay is a private service (GRASP-08).
     Private,
+    /// The server is there, but its NIP-11 document could not be read: it may be a private service.
+    NoDocument,
 }
 
 /// The reason why a certificate is not accepted.
@@ -272,6 +274,9 @@ pub enum Output {
         conn: ConnId,
         /// True if the operator configured this relay, rather than an event naming it.
         configured: bool,
+        /// True if the websocket is not to be opened while the document cannot be read. The attempt fails then with
+        /// [`Fault::NoDocument`]. A relay that answers without a document has none.
+        needs_document: bool,
     },
     /// End a connection, or an attempt.
     Disconnect { relay: RelayUrl, conn: ConnId },

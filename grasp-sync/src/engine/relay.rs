@@ -15,7 +15,9 @@ use super::Config;
 use super::facts::RelayFacts;
 use super::filter::Layer;
 use super::history::{CountAs, PassKind, RelayHistory, Rng, choose_start};
-use super::io::{ConnId, Fault, Frame, Ids, InventoryId, JobId, Output, PeerReliability, Report};
+use super::io::{
+    ConnId, Fault, Frame, Ids, InventoryId, JobId, Output, PeerReliability, Report, Said,
+};
 use super::job::Method;
 use super::judge::Arrival;
 use super::missing::Question;
@@ -83,6 +85,7 @@ impl Link {
             relay: ctx.relay.clone(),
             conn,
             configured,
+            needs_document: ctx.history.health.needs_document(),
         });
         ctx.report_status();
     }
@@ -97,10 +100,13 @@ impl Link {
             self.failed(ctx, conn, Fault::Private);
             return disconnect(ctx, conn);
         }
+        if facts.has_document {
+            ctx.history.health.document_read();
+        }
         ctx.history.connected(now.mono, facts, &ctx.shared.config);
         ctx.history.health.seen.last_success_at = Some(now.unix);
         let how = choose_start(ctx);
-        let session = Session::begin(ctx, conn, how, facts.is_private);
+        let session = Session::begin(ctx, conn, how, facts);
         ctx.report_status();
         *self = Self::Up(Box::new(session));
         ctx.schedule_write();
@@ -110,16 +116,35 @@ impl Link {
     /// Handles a failed attempt to connect. Ignores any but the current one.
     pub(super) fn failed(&mut self, ctx: &mut Context<'_>, conn: ConnId, why: Fault) {
         if self.is_dialing(conn) {
-            let now = ctx.mono();
-            ctx.history.health.failed(now, why);
-            let failure = ctx.history.health.failure(now);
-            ctx.report(|relay| Report::ConnectFailed {
-                relay,
-                why,
-                failure,
-            });
-            self.end(ctx);
+            self.give_up(ctx, why);
         }
+    }
+
+    fn give_up(&mut self, ctx: &mut Context<'_>, why: Fault) {
+        let now = ctx.mono();
+        ctx.history.health.failed(now, why);
+        let failure = ctx.history.health.failure(now);
+        ctx.report(|relay| Report::ConnectFailed {
+            relay,
+            why,
+            failure,
+        });
+        self.end(ctx);
+    }
+
+    /// Handles a message. A relay without a document that begins with a challenge may be a private service.
+    pub(super) fn heard(&mut self, ctx: &mut Context<'_>, conn: ConnId, said: Said) {
+        let Some(session) = self.session(conn) else {
+            return;
+        };
+        if session.seems_private(&said) {
+            if !ctx.shared.config.dials_private() {
+                self.give_up(ctx, Fault::Private);
+                return disconnect(ctx, conn);
+            }
+            session.set_private(ctx.mono());
+        }
+        session.handle_message(ctx, said);
     }
 
     /// Handles a lost connection. Ignores any but the current one.

@@ -14,6 +14,7 @@ use grasp_core::sync::{
 
 use super::auth::Auth;
 use super::backlog::{Backlog, Purpose};
+use super::facts::RelayFacts;
 use super::full_sync::{FullSync, all_events, bytes};
 use super::history::{CountAs, PassKind, StartMode, daily_pass};
 use super::io::{ConnId, Delivered, Frame, Places, Report, Said, SubId};
@@ -49,6 +50,10 @@ pub(super) struct Session {
     pub(super) auth: Auth,
     /// The relay is a private service, which tells its members alone anything.
     is_private: bool,
+    /// The relay has a NIP-11 document, which says whether it is a private service.
+    has_document: bool,
+    /// The relay has sent a message.
+    has_heard: bool,
     /// Pages that share a request; lowered when the relay refuses.
     pub(super) pages_per_req: usize,
     /// Concurrent NIP-77 sessions; lowered when the relay refuses.
@@ -69,7 +74,7 @@ impl Session {
         ctx: &mut Context<'_>,
         conn: ConnId,
         how: StartMode,
-        is_private: bool,
+        facts: &RelayFacts,
     ) -> Self {
         let count_as = ctx.history.pass.count_as();
         let mut session = Self {
@@ -81,11 +86,13 @@ impl Session {
             live: LiveSet::default(),
             full_sync: None,
             backlog: Backlog::default(),
-            auth: match is_private {
+            auth: match facts.is_private {
                 true => Auth::Wanted(ctx.mono()),
                 false => Auth::Unasked { challenged: false },
             },
-            is_private,
+            is_private: facts.is_private,
+            has_document: facts.has_document,
+            has_heard: false,
             pages_per_req: Places::MAX,
             max_neg_sessions: usize::MAX,
             ignore_drops_until: Mono::ZERO,
@@ -362,6 +369,19 @@ impl Session {
         self.backlog
             .fetch(ctx, purpose, filters, method, nothing, CountAs::NEW);
         true
+    }
+
+    /// Returns whether this message is a challenge before any other of a relay without a document, as that of a private
+    /// service is.
+    pub(super) fn seems_private(&mut self, said: &Said) -> bool {
+        let is_first = !std::mem::replace(&mut self.has_heard, true);
+        is_first && !self.has_document && *said == Said::Challenge
+    }
+
+    /// Waits with all requests until the relay has let us in.
+    pub(super) fn set_private(&mut self, now: Mono) {
+        self.is_private = true;
+        self.auth = Auth::Wanted(now);
     }
 
     pub(super) fn handle_message(&mut self, ctx: &mut Context<'_>, said: Said) {

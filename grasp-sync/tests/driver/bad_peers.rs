@@ -244,7 +244,8 @@ async fn a_relay_that_closes_at_once_is_not_reconnected_in_a_loop() {
 #[tokio::test(flavor = "multi_thread")]
 async fn repeated_auth_challenges_are_answered_once() {
     let mut trial = Trial::new().await;
-    let mut bad = relay(None, trial.issues(3), |message, _, n| {
+    let document = Some(json!({ "name": "challenges everybody" }));
+    let mut bad = relay(document, trial.issues(3), |message, _, n| {
         let challenge = json!(["AUTH", format!("challenge {n}")]);
         let again = match message[0].as_str() {
             Some("AUTH") => json!(["OK", message[1]["id"], true, ""]),

@@ -69,10 +69,26 @@ impl Scripted {
         F: Fn(ClientSocket) -> Life + Send + Sync + 'static,
         Life: Future<Output = ()> + Send + 'static,
     {
+        let answer = match info {
+            Some(info) => ("200 OK", info.to_string()),
+            None => ("404 Not Found", String::new()),
+        };
+        Self::answering(Some(answer), script).await
+    }
+
+    /// Starts a relay that answers requests for its document with this status and text, or not at all.
+    pub(crate) async fn answering<F, Life>(
+        answer: Option<(&'static str, String)>,
+        script: F,
+    ) -> Self
+    where
+        F: Fn(ClientSocket) -> Life + Send + Sync + 'static,
+        Life: Future<Output = ()> + Send + 'static,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (record, received) = watch::channel(Received::default());
-        let (record, info, script) = (Arc::new(record), Arc::new(info), Arc::new(script));
+        let (record, info, script) = (Arc::new(record), Arc::new(answer), Arc::new(script));
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (record, info, script) = (record.clone(), info.clone(), script.clone());
@@ -128,7 +144,7 @@ pub(crate) struct ClientSocket {
 impl ClientSocket {
     async fn accept(
         mut stream: TcpStream,
-        info: &Option<Value>,
+        info: &Option<(&'static str, String)>,
         record: Arc<watch::Sender<Received>>,
     ) -> Option<Self> {
         let mut head = [0; 2048];
@@ -138,12 +154,7 @@ impl ClientSocket {
             .any(|part| part == b"application/nostr+json")
         {
             record.send_modify(|received| received.documents += 1);
-            let body = info.as_ref().map(Value::to_string).unwrap_or_default();
-            let status = if info.is_some() {
-                "200 OK"
-            } else {
-                "404 Not Found"
-            };
+            let (status, body) = info.as_ref()?;
             let length = body.len();
             let answer = format!(
                 "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"

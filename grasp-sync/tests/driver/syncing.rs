@@ -1,6 +1,7 @@
 //! Events of an honest relay arrive; events that a dishonest one adds do not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use grasp_core::admission::{Origin, SyncPath};
 use grasp_core::limits::Health;
@@ -115,7 +116,8 @@ async fn a_challenge_is_answered_once_and_refused_requests_are_repeated() {
     let author = Author::new();
     let announcement = author.announcement("members-only", &[]);
     let sent = announcement.clone();
-    let relay = Scripted::start(move |mut client| {
+    let document = json!({ "name": "challenges everybody" });
+    let relay = Scripted::with_info(Some(document), move |mut client| {
         let sent = vec![sent.clone()];
         async move {
             client.send(json!(["AUTH", "first"])).await;
@@ -193,6 +195,39 @@ async fn the_document_of_a_relay_is_read_before_its_websocket_is_opened() {
         let received = relay.until(|received| received.connections == 1).await;
         assert_eq!(received.documents_before, [1]);
         syncer.stop().await;
+    }
+}
+
+/// Returns how often the document of a relay was asked for before its first websocket.
+async fn asked_before_the_websocket(answer: Option<(&'static str, String)>) -> usize {
+    let local = Local::new();
+    let mut relay = Scripted::answering(answer, |mut client| async move {
+        while client.next().await.is_some() {}
+    })
+    .await;
+    let mut settings = Local::settings(&[relay.url()]);
+    settings.engine.backoff.first = Duration::from_millis(1);
+    let syncer = Syncer::start(Arc::new(local), settings).await.unwrap();
+    let received = relay.until(|received| received.connections > 0).await;
+    syncer.stop().await;
+    received.documents_before[0]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_whose_document_cannot_be_read_is_connected_to_at_the_third_attempt() {
+    for answer in [None, Some(("503 Service Unavailable", String::new()))] {
+        assert_eq!(asked_before_the_websocket(answer).await, 3);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_answers_without_a_document_is_connected_to_at_once() {
+    let no_document = [
+        ("404 Not Found", String::new()),
+        ("200 OK", "<html>".to_owned()),
+    ];
+    for answer in no_document {
+        assert_eq!(asked_before_the_websocket(Some(answer)).await, 1);
     }
 }
 

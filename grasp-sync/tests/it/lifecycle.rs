@@ -460,6 +460,146 @@ fn disconnected_for_a_day(mut config: Config) {
     engine.check_invariants();
 }
 
+/// An engine with one relay that is dialled by hand.
+struct OneRelay {
+    engine: SyncEngine,
+    now: Now,
+    conn: ConnId,
+}
+
+impl OneRelay {
+    fn dialled(mut config: Config) -> Self {
+        config.bootstrap = vec![relay(0)];
+        let now = Setup::new(defaults(), Script::default(), 0).sim.now;
+        let mut engine = SyncEngine::new(now, config);
+        let out = engine.handle(now, Input::Tick);
+        let conn = dialled(&out).expect("an attempt to connect");
+        Self { engine, now, conn }
+    }
+
+    /// Connects to it, with a document that says nothing or without one.
+    fn connected(&mut self, has_document: bool) -> Vec<Output> {
+        let facts = grasp_sync::engine::RelayFacts {
+            has_document,
+            ..Default::default()
+        };
+        let (relay, conn, address) = (relay(0), self.conn, None);
+        let connected = Input::Connected {
+            relay,
+            conn,
+            address,
+            facts,
+        };
+        self.engine.handle(self.now, connected)
+    }
+
+    fn hear(&mut self, said: Said) -> Vec<Output> {
+        let (relay, conn) = (relay(0), self.conn);
+        self.engine
+            .handle(self.now, Input::Heard { relay, conn, said })
+    }
+
+    /// Fails to connect, waits until it is dialled again, and returns whether a document is needed then.
+    fn fail(&mut self, why: Fault) -> bool {
+        let (relay, conn) = (relay(0), self.conn);
+        let failed = Input::ConnectFailed { relay, conn, why };
+        let _ = self.engine.handle(self.now, failed);
+        for _ in 0..3_600 {
+            self.now = self.now.after(secs(1));
+            for output in self.engine.handle(self.now, Input::Tick) {
+                if let Output::Connect {
+                    conn,
+                    needs_document,
+                    ..
+                } = output
+                {
+                    self.conn = conn;
+                    return needs_document;
+                }
+            }
+        }
+        panic!("never dialled again");
+    }
+}
+
+fn can_authenticate() -> Config {
+    Config {
+        can_authenticate: true,
+        ..defaults()
+    }
+}
+
+#[test]
+fn a_relay_is_dialled_without_its_document_after_two_failures_to_read_it() {
+    let mut one = OneRelay::dialled(defaults());
+    assert!(one.fail(Fault::NoDocument));
+    assert!(one.fail(Fault::Unreachable), "not a failure to read it");
+    assert!(!one.fail(Fault::NoDocument));
+    let _ = one.connected(false);
+    let lost = Input::Disconnected {
+        relay: relay(0),
+        conn: one.conn,
+    };
+    let _ = one.engine.handle(one.now, lost);
+    assert!(!one.fail(Fault::Unreachable), "it has none");
+    let _ = one.connected(true);
+    let lost = Input::Disconnected {
+        relay: relay(0),
+        conn: one.conn,
+    };
+    let _ = one.engine.handle(one.now, lost);
+    assert!(one.fail(Fault::Unreachable), "it has one again");
+    one.engine.check_invariants();
+}
+
+#[test]
+fn a_relay_without_a_document_that_begins_with_a_challenge_counts_as_private() {
+    let mut one = OneRelay::dialled(can_authenticate());
+    let _ = one.connected(false);
+    let out = one.hear(Said::Challenge);
+    assert_eq!(frames(&out), []);
+    assert!(
+        out.iter()
+            .any(|output| matches!(output, Output::Disconnect { .. }))
+    );
+    assert!(out.iter().any(|output| matches!(
+        output,
+        Output::Report(Report::ConnectFailed { why: Fault::Private, failure, .. })
+            if failure.retry_in == 24 * HOUR
+    )));
+    one.engine.check_invariants();
+}
+
+#[test]
+fn a_challenge_of_a_relay_with_a_document_or_later_on_makes_nothing_private() {
+    let notice = Said::Notice {
+        text: "welcome".into(),
+    };
+    for (has_document, first) in [(true, None), (false, Some(notice))] {
+        let mut one = OneRelay::dialled(can_authenticate());
+        let _ = one.connected(has_document);
+        for said in first.into_iter().chain([Said::Challenge]) {
+            let out = one.hear(said);
+            assert!(
+                !out.iter()
+                    .any(|output| matches!(output, Output::Disconnect { .. }))
+            );
+        }
+    }
+}
+
+#[test]
+fn a_private_service_authenticates_at_a_relay_that_seems_private() {
+    let mut one = OneRelay::dialled(Config {
+        is_private: true,
+        ..can_authenticate()
+    });
+    let _ = one.connected(false);
+    let out = one.hear(Said::Challenge);
+    assert_eq!(frames(&out), [Frame::Authenticate]);
+    one.engine.check_invariants();
+}
+
 /// A private service that has connected to another one.
 struct BetweenPrivate {
     engine: SyncEngine,

@@ -343,6 +343,7 @@ impl Model {
             return;
         };
         let facts = RelayFacts {
+            has_document: facts % 2 == 0,
             software: (facts % 3 == 0).then(|| "strfry".into()),
             max_subscriptions: (facts % 2 == 0).then_some(usize::from(facts)),
             max_limit: (facts % 5 == 0).then_some(usize::from(facts)),

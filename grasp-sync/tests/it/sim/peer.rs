@@ -59,6 +59,7 @@ impl Peer {
     pub(crate) fn connect(&mut self, conn: ConnId) -> RelayFacts {
         self.connection = Some((conn, Connection::default()));
         RelayFacts {
+            has_document: true,
             software: self.script.software.map(str::to_owned),
             max_subscriptions: self.script.is_open.then_some(self.script.subs),
             max_limit: self.script.is_open.then_some(self.script.page),
