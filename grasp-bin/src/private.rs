@@ -12,9 +12,10 @@ use grasp_core::nip34::Announcement;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::private::{EffectiveMembers, PublicOrigin, RelayDocument};
 use grasp_core::{RelayUrl, kinds};
+use grasp_relay::Clock;
 use grasp_relay::git_http::GitHost;
 use grasp_relay::private::{MemberList, Private};
-use grasp_relay::store::{self, Inventory, StoreError};
+use grasp_relay::store::{self, EventStore, Inventory, StoreError};
 use grasp_sync::Roots;
 use grasp_sync::driver;
 use nostr::event::EventId;
@@ -129,7 +130,7 @@ impl PrivateService {
         if !settings.private.enabled {
             return Ok(None);
         }
-        let mut follower = Follower::new(settings, host)?;
+        let mut follower = Follower::new(settings, host.store.clone(), host.clock.clone())?;
         follower.read_file()?;
         if follower.effective.members().is_empty() {
             bail!("private: there is no member in members and members_file");
@@ -153,7 +154,8 @@ impl PrivateService {
 /// Follows the announcements, the documents of the relays that they name, and the file with members.
 struct Follower {
     settings: Arc<Settings>,
-    host: GitHost,
+    store: Arc<dyn EventStore>,
+    clock: Clock,
     roots: Roots,
     effective: EffectiveMembers,
     /// The announcements that the relays were read from.
@@ -161,10 +163,11 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(settings: &Settings, host: &GitHost) -> Result<Self> {
+    fn new(settings: &Settings, store: Arc<dyn EventStore>, clock: Clock) -> Result<Self> {
         Ok(Self {
             settings: Arc::new(settings.clone()),
-            host: host.clone(),
+            store,
+            clock,
             roots: files::roots_for_relays(settings)?,
             effective: EffectiveMembers::new(settings.private.members.clone()),
             announcements: BTreeSet::new(),
@@ -211,12 +214,12 @@ impl Follower {
                     }
                 }
                 Some(Ok((relay, document))) = reads.join_next() => {
-                    let now = self.host.clock.now().mono;
+                    let now = self.clock.now().mono;
                     self.effective.read(now, &relay, document);
                 }
                 () = sleep(self.until_next_read()) => {}
             }
-            for relay in self.effective.to_read(self.host.clock.now().mono) {
+            for relay in self.effective.to_read(self.clock.now().mono) {
                 reads.spawn(read_document(
                     relay,
                     self.settings.outbound,
@@ -231,16 +234,16 @@ impl Follower {
     }
 
     fn until_next_read(&self) -> Duration {
-        let now = self.host.clock.now().mono;
+        let now = self.clock.now().mono;
         let deadline = self.effective.next_deadline();
         deadline.map_or(READ_INTERVAL, |at| (at - now).min(READ_INTERVAL))
     }
 
     /// Takes the relays of the served announcements, if these changed.
     async fn read_announcements(&mut self) -> Result<(), StoreError> {
-        let now = self.host.clock.now();
+        let now = self.clock.now();
         let filter = Filter::new().kind(kinds::ANNOUNCEMENT);
-        let store = &*self.host.store;
+        let store = &*self.store;
         let inventory = store
             .inventory(filter.clone(), now.unix, MAX_ANNOUNCEMENTS)
             .await?;
@@ -288,7 +291,43 @@ async fn read_document(
 
 #[cfg(test)]
 mod tests {
+    use nostr::key::Keys;
+    use tokio::time::{Duration, Instant};
+
     use super::*;
+
+    /// The time in which a change of the members must be in force.
+    const IN_FORCE: Duration = Duration::from_secs(5);
+
+    #[tokio::test(start_paused = true)]
+    async fn each_change_of_the_file_is_in_force_within_five_seconds() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("members");
+        let mut settings = Settings::new("127.0.0.1:7334".parse().unwrap(), dir.path());
+        settings.private.members_file = Some(file.clone());
+        let store = crate::open_store(&settings).await.unwrap();
+        let mut follower = Follower::new(&settings, store, Clock::system()).unwrap();
+        let mut member = Keys::generate().public_key();
+        std::fs::write(&file, member.to_hex()).unwrap();
+        follower.read_file().unwrap();
+        let list = MemberList::new(follower.members());
+        let members = list.members();
+        let mut following = JoinSet::new();
+        following.spawn(follower.run(list));
+        for _ in 0..3 {
+            let next = Keys::generate().public_key();
+            let changed_at = Instant::now();
+            std::fs::write(&file, next.to_hex()).unwrap();
+            members.clone().until_removed(member).await;
+            assert!(
+                changed_at.elapsed() <= IN_FORCE,
+                "{:?}",
+                changed_at.elapsed()
+            );
+            assert!(members.contains(&next));
+            member = next;
+        }
+    }
 
     #[test]
     fn members_are_read_from_a_file_and_a_bad_key_is_refused_with_its_line() {

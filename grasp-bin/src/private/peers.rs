@@ -91,3 +91,81 @@ impl Peers {
         (Instant::now() < *until).then_some(*is_private)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use nostr::event::Event;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const PRIVATE: &str = r#"{"supported_grasps":["GRASP-01","GRASP-08"]}"#;
+    const PUBLIC: &str = r#"{"supported_grasps":["GRASP-01"]}"#;
+
+    /// Answers all requests on a port of its own with this text; returns the port, and the number of requests.
+    async fn server(document: &'static str) -> (u16, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                let _ = stream.read(&mut [0; 4096]).await;
+                let length = document.len();
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+                let _ = stream.write_all((head + document).as_bytes()).await;
+            }
+        });
+        (port, requests)
+    }
+
+    fn clone_url(port: u16) -> CloneUrl {
+        format!("http://127.0.0.1:{port}/npub1x/a.git")
+            .parse()
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn only_the_host_and_port_whose_document_says_private_get_an_authorization() {
+        let (private, asked) = server(PRIVATE).await;
+        let (public, _) = server(PUBLIC).await;
+        let (unreadable, _) = server("<html>").await;
+        let everywhere = OutboundPolicy {
+            allow_private: true,
+        };
+        let authorize = authorize(Keys::generate(), everywhere, Roots::default());
+        for _ in 0..2 {
+            assert!(authorize(clone_url(private)).await.is_some());
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 1, "it is remembered");
+        for port in [public, unreadable] {
+            assert!(authorize(clone_url(port)).await.is_none(), "{port}");
+        }
+    }
+
+    #[test]
+    fn an_authorization_names_the_repository_and_is_of_now() {
+        let keys = Keys::generate();
+        let before = nostr::types::Timestamp::now();
+        let header = authorization(&keys, &clone_url(7)).unwrap();
+        let encoded = header.strip_prefix("Nostr ").unwrap();
+        let event = Event::from_json(STANDARD.decode(encoded).unwrap()).unwrap();
+        event.verify().unwrap();
+        assert_eq!(
+            (event.kind, event.pubkey),
+            (Kind::HttpAuth, keys.public_key())
+        );
+        assert!(event.created_at >= before);
+        let tags: Vec<_> = event
+            .tags
+            .iter()
+            .map(|tag| tag.as_slice().to_vec())
+            .collect();
+        let root = "http://127.0.0.1:7/npub1x/a.git";
+        assert_eq!(tags, [["u", root], ["method", "GET"]]);
+    }
+}

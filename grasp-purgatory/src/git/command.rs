@@ -372,3 +372,33 @@ fn quoted(path: &Path) -> OsString {
     bytes.push(b'"');
     OsString::from_vec(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::git::Slots;
+
+    #[tokio::test]
+    async fn each_process_gets_an_authorization_of_its_own() {
+        let path = std::env::var_os("PATH").unwrap();
+        let git = Git::find(&path, Slots::default()).unwrap();
+        let made = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&made);
+        let signer =
+            Signer::new(move || format!("Nostr {}", counted.fetch_add(1, Ordering::SeqCst)));
+        for n in 0..2 {
+            let command = git.command("config").args(["--get", "http.extraHeader"]);
+            let command = command.authorized_by(Some(signer.clone()));
+            assert_eq!(
+                made.load(Ordering::SeqCst),
+                n,
+                "made when the process starts"
+            );
+            let finished = command.run(Vec::new()).await.unwrap();
+            let said = String::from_utf8(finished.stdout).unwrap();
+            assert_eq!(said.trim(), format!("Authorization: Nostr {n}"));
+        }
+    }
+}

@@ -4,6 +4,7 @@
 #![allow(clippy::too_many_lines)]
 
 mod ingest;
+mod private;
 mod purgatory;
 mod search;
 mod store_archive;

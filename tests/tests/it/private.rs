@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_bin::PrivateSettings;
+use grasp_core::ServiceIdentity;
 use grasp_core::service::npub;
 use grasp_tests::wire::pkt;
 use grasp_tests::{Author, Instance, Settings, Workdir, eventually_async, request_head};
 use nostr::event::Event;
+use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
@@ -46,6 +48,7 @@ impl Team {
                 members_file: Some(file),
                 ..PrivateSettings::default()
             };
+            settings.outbound.allow_private = true;
         })
         .await;
         let work = Workdir::init().await;
@@ -99,6 +102,11 @@ impl Team {
         let challenge = socket.next().await;
         assert_eq!(challenge[0], "AUTH", "the challenge is the first message");
         socket
+    }
+
+    /// Returns whether the relay lets this author in.
+    async fn lets_in(&self, author: &Author) -> bool {
+        self.socket_of(author).await.next().await[2] == true
     }
 
     async fn socket_of(&self, author: &Author) -> Socket {
@@ -251,7 +259,9 @@ async fn what_describes_the_service_stays_public_and_names_no_repository() {
         let names = answer.body.contains("x.git") || answer.body.contains(&npub(&team.alice.key()));
         assert!(!names, "{path}: {}", answer.body);
     }
-    for path in ["/", "/status", "/no-such-page"] {
+    let repo = team.instance.path(&team.alice.repo("x"));
+    let refs = format!("{repo}/info/refs");
+    for path in ["/", "/status", "/no-such-page", &repo, &refs] {
         assert_eq!(
             team.instance.request("OPTIONS", path).await.status,
             204,
@@ -469,6 +479,53 @@ async fn the_removal_of_a_member_is_not_retroactive_but_ends_what_is_held() {
     team.instance.ingest(vec![state]).await;
     team.instance.settle("held").await;
     assert!(!holds(&team, &held).await && !team.instance.serves(&held).await);
+}
+
+/// Answers requests for a NIP-11 document as a private service with this key; returns its address.
+async fn document_of_private(key: PublicKey) -> ServiceIdentity {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let document = json!({ "supported_grasps": ["GRASP-08"], "pubkey": key.to_hex() }).to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 4096]).await;
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                document.len()
+            );
+            let _ = stream.write_all((head + &document).as_bytes()).await;
+        }
+    });
+    address.to_string().parse().unwrap()
+}
+
+#[tokio::test]
+async fn only_a_served_announcement_makes_the_services_that_it_names_members() {
+    let team = Team::start().await;
+    let (peer, bob) = (Author::new(), Author::new());
+    let other = document_of_private(peer.key()).await;
+    let services = [team.instance.service(), other];
+    let commit = team.work.commit("second").await;
+    let events = vec![
+        team.alice.announce_on("y", &services),
+        team.alice.state("y", &[(MAIN, &commit)]),
+    ];
+    team.instance.ingest(events).await;
+    // Once a later change of the members is in force, the announcements were read, too.
+    let members = format!("{}\n{}", npub(&team.alice.key()), npub(&bob.key()));
+    std::fs::write(team.dir.path().join("members"), members).unwrap();
+    eventually_async(|| async { team.lets_in(&bob).await.then_some(()) }).await;
+    assert!(!team.lets_in(&peer).await, "the announcement is only held");
+    let url = team.instance.clone_url(&team.alice.repo("y"));
+    let header = format!(
+        "http.extraHeader=Authorization: {}",
+        team.alice.authorization(&url)
+    );
+    team.work
+        .git(&["-c", &header, "push", "-q", &url, "main"])
+        .await
+        .expect_ok();
+    eventually_async(|| async { team.lets_in(&peer).await.then_some(()) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

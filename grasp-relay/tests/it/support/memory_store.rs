@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ use nostr::types::Timestamp;
 pub(crate) struct MemoryStore {
     rules: StoreRules,
     state: Mutex<State>,
+    uses: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -60,11 +62,17 @@ impl MemoryStore {
     pub(crate) fn new(rules: StoreRules) -> Self {
         Self {
             rules,
-            state: Mutex::default(),
+            ..Self::default()
         }
     }
 
+    /// Returns how often it was read or written.
+    pub(crate) fn uses(&self) -> usize {
+        self.uses.load(Ordering::SeqCst)
+    }
+
     fn open(&self) -> Result<MutexGuard<'_, State>, StoreError> {
+        self.uses.fetch_add(1, Ordering::SeqCst);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match state.closed {
             true => Err(StoreError::Closed),
