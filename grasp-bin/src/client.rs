@@ -57,7 +57,12 @@ const AUTH_REQUIRED: &str = "auth-required:";
 impl RelayClient {
     /// Connects to a relay that the user named.
     pub(crate) async fn connect(relay: &RelayUrl) -> Result<Self> {
-        let client = Client::connect(relay, &outbound()?, &Limits::default()).await;
+        Self::connect_by(relay, &outbound()?).await
+    }
+
+    /// Connects to a relay that the operator named, by these means.
+    pub(crate) async fn connect_by(relay: &RelayUrl, outbound: &Outbound) -> Result<Self> {
+        let client = Client::connect(relay, outbound, &Limits::default()).await;
         let client = client.map_err(|fault| anyhow::anyhow!("{fault}"))?;
         Ok(Self {
             client,

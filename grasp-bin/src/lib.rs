@@ -16,6 +16,7 @@ mod demo;
 mod doctor;
 mod files;
 mod http;
+mod identity;
 mod init;
 mod log;
 mod manual;

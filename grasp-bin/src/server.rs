@@ -31,7 +31,7 @@ use grasp_relay::store::{EventStore, Store, StoreRules};
 use grasp_relay::tls::{Certificates, TlsStore};
 use grasp_relay::web::{Listing, Pages, RelayRows, Show, Surroundings};
 use grasp_relay::{Clock, git_http};
-use grasp_sync::driver::{self, RecordFile};
+use grasp_sync::driver::{self, Outbound, RecordFile};
 use grasp_sync::{SyncedRelay, Syncer};
 use nostr::key::Keys;
 use tokio::sync::{Mutex, watch};
@@ -39,6 +39,7 @@ use tokio::task::JoinSet;
 
 use crate::files::{self, create_private_dir};
 use crate::http;
+use crate::identity::{Identity, Publisher};
 use crate::metrics::{self, SyncObserver};
 use crate::overview::Overview;
 use crate::own_relay::OwnRelay;
@@ -180,6 +181,7 @@ impl Base {
         let contributors = open_contributors(settings, &repos, packs.clone()).await?;
         let mut policy = settings.policy.clone();
         policy.members_only = settings.private.enabled;
+        policy.service_key = Some(keys.public_key());
         let database: Arc<dyn Database> = store.clone();
         let host = GitHost {
             repos,
@@ -290,7 +292,8 @@ pub(crate) struct OwnWriter {
 
 struct RunningParts {
     syncer: Option<Arc<Syncer>>,
-    _sweeper: JoinSet<()>,
+    /// The tasks that remove expired events, and tell who the service is.
+    _tasks: JoinSet<()>,
 }
 
 impl OwnWriter {
@@ -365,8 +368,12 @@ impl OwnWriter {
             members: self.base.members(),
         };
         let ingest: Arc<dyn Ingest> = Arc::new(ingest);
-        let mut sweeper = JoinSet::new();
-        sweeper.spawn(sweep(store, hub.clone(), clock.clone()));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(sweep(store, hub.clone(), clock.clone()));
+        if let Some(identity) = Identity::of(settings) {
+            let publisher = self.publisher(Arc::clone(&ingest))?;
+            tasks.spawn(publisher.announce(identity, Vec::new()));
+        }
         let own = self.base.parts(Arc::clone(&ingest), Router::new());
         let own = Arc::new(OwnRelay::new(own, purgatory.clone()));
         let clock = driver::Clock::new(move || clock.now());
@@ -375,9 +382,27 @@ impl OwnWriter {
         self.overview.set_syncer(syncer.clone());
         *self.running.lock().await = Some(RunningParts {
             syncer,
-            _sweeper: sweeper,
+            _tasks: tasks,
         });
         Ok(Writer { ingest, purgatory })
+    }
+
+    /// Returns the means to tell who the service is.
+    fn publisher(&self, ingest: Arc<dyn Ingest>) -> Result<Publisher> {
+        let Base {
+            settings,
+            host,
+            keys,
+            ..
+        } = &self.base;
+        let roots = files::roots_for_relays(settings)?;
+        Ok(Publisher {
+            keys: keys.clone(),
+            store: Arc::clone(&host.store),
+            ingest,
+            clock: host.clock.clone(),
+            outbound: Outbound::new(settings.outbound, &roots),
+        })
     }
 
     /// Stops sync; the other parts end with their last use.

@@ -241,10 +241,10 @@ fn judge_other(
 }
 
 /// Refuses an event that is not related to anything stored and needs to be. Deletions, whether or not their target is
-/// here, lists of GRASP servers, and events of the operator need no relation.
+/// here, lists of GRASP servers, and events of the operator and of the service need no relation.
 fn check_relation(policy: &Policy, event: &Event, facts: &Facts) -> Result<(), Rejection> {
-    let is_unconditional =
-        kinds::UNCONDITIONAL_KINDS.contains(&event.kind) || policy.operator == Some(event.pubkey);
+    let is_unconditional = kinds::UNCONDITIONAL_KINDS.contains(&event.kind)
+        || [policy.operator, policy.service_key].contains(&Some(event.pubkey));
     if is_unconditional {
         return Ok(());
     }
@@ -266,6 +266,8 @@ pub struct Policy {
     pub max_ahead: Duration,
     /// The operator's key. Its events need no relation to what is stored.
     pub operator: Option<PublicKey>,
+    /// The key that the service itself signs with. Its events need no relation to what is stored.
+    pub service_key: Option<PublicKey>,
     /// Banned authors and repositories.
     pub bans: Bans,
     /// Repositories that are kept although they do not list this service (GRASP-05).
@@ -328,6 +330,7 @@ impl Policy {
             model: MaintainerModel::default(),
             max_ahead: Duration::from_secs(900),
             operator: None,
+            service_key: None,
             bans: Bans::default(),
             archive: Archive::default(),
             contributor_proposals: false,

@@ -427,6 +427,19 @@ fn the_operators_ephemeral_events_are_passed_on() {
 }
 
 #[test]
+fn events_of_the_service_itself_need_no_relation() {
+    let of_service = Policy {
+        service_key: Some(key(ALICE)),
+        ..policy()
+    };
+    for kind in [0, 10_002] {
+        let judged = |by| verdict_on(&of_service, Unsigned::kind(kind), by, &Facts::default());
+        assert_eq!(judged(ALICE), Verdict::Store { is_related: true });
+        assert_eq!(judged(EVE), Verdict::from(Rejection::UnknownAuthor));
+    }
+}
+
+#[test]
 fn a_repost_of_a_protected_event_is_refused_even_from_its_author() {
     let related = Facts {
         is_related: true,

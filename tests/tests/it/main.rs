@@ -17,6 +17,7 @@ mod git_quotas;
 mod host_limits;
 mod hosting;
 mod hunting;
+mod identity;
 mod libgit2;
 mod maintainers;
 mod nodes;
