@@ -216,3 +216,44 @@ pub fn can_be_ordered(service: &ServiceIdentity) -> bool {
     let is_address = name.starts_with('[') || name.parse::<Ipv4Addr>().is_ok();
     name.contains('.') && !name.ends_with(".onion") && !is_address
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn status(not_after: u64) -> CertificateStatus {
+        let validity = Validity {
+            not_before: 0,
+            not_after,
+        };
+        CertificateStatus {
+            validity: Some(validity),
+            covers_domain: true,
+            problem: None,
+        }
+    }
+
+    #[test]
+    fn a_certificate_needs_looking_after_below_a_sixth_of_its_lifetime() {
+        assert!(!status(600).is_degraded(500));
+        assert!(status(600).is_degraded(501));
+        assert!(CertificateStatus::default().is_degraded(0), "there is none");
+        let of_another = CertificateStatus {
+            covers_domain: false,
+            ..status(600)
+        };
+        assert!(of_another.is_degraded(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_says_nothing_is_left_after_ten_seconds() {
+        let certificates = Certificates::of_files("git.example.com");
+        let (_silent, stream) = tokio::io::duplex(64);
+        let began = Instant::now();
+        let failure = certificates.accept(stream).await.err().unwrap();
+        assert_eq!(failure.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(began.elapsed(), Duration::from_secs(10));
+    }
+}

@@ -49,7 +49,7 @@ pub(super) async fn network_findings(config: &Config) -> Vec<Finding> {
     let mut findings = vec![dns(domain).await];
     if tls.mode == TlsMode::Acme {
         let directory = tls.directory.host_str().unwrap_or_default();
-        findings.push(issuers(domain, directory).await);
+        findings.push(issuers(caa::resolver(), domain, directory).await);
     }
     findings
 }
@@ -174,9 +174,13 @@ fn issuer_of(directory: &str) -> Option<&'static str> {
 }
 
 /// Checks that CAA records allow the ACME server to issue certificates.
-async fn issuers(domain: &ServiceIdentity, directory: &str) -> Finding {
+async fn issuers(
+    resolver: Option<SocketAddr>,
+    domain: &ServiceIdentity,
+    directory: &str,
+) -> Finding {
     let subject = "CAA";
-    let Some(resolver) = caa::resolver() else {
+    let Some(resolver) = resolver else {
         return Finding::skipped(subject, "/etc/resolv.conf names no resolver");
     };
     let found = timeout(RESOLVE_TIMEOUT, caa::issuers_of(resolver, domain.host())).await;

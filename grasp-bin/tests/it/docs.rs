@@ -528,7 +528,16 @@ fn is_benchmark(line: &str) -> bool {
 #[test]
 fn the_settings_of_the_container_and_the_unit_exist() {
     let settings = page("reference/configuration.md");
-    let text = page("how-to/deploy/Containerfile") + &page("how-to/deploy.md");
+    let files = [
+        "deploy.md",
+        "deploy/Containerfile",
+        "deploy/Containerfile.binary",
+        "deploy/compose.yml",
+        "deploy/compose-single.yml",
+    ];
+    let text: String = files
+        .map(|file| page(&format!("how-to/{file}")) + "\n")
+        .concat();
     let words = text.split(|c: char| !c.is_ascii_uppercase() && c != '_');
     let ours: BTreeSet<_> = words
         .filter_map(|word| word.strip_prefix("GRASP_"))

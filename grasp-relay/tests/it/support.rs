@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
-use grasp_relay::server::Config;
+use grasp_relay::server::{Config, Listeners};
 use grasp_relay::store::EventStore;
 use grasp_relay::web::Listing;
 use grasp_relay::{Clock, Parts};
@@ -70,6 +70,17 @@ impl Relay {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
+        Self::at(address, listener, store, limits, adjust).await
+    }
+
+    /// Starts a relay with these listeners, of which the plain one is at this address.
+    pub(crate) async fn at(
+        address: SocketAddr,
+        listeners: impl Into<Listeners>,
+        store: Arc<dyn EventStore>,
+        limits: Limits,
+        adjust: impl FnOnce(&mut Parts),
+    ) -> Self {
         let hub = Hub::start();
         let ingest = Arc::new(BlockableIngest::new(store.clone(), hub.clone()));
         let service: grasp_core::ServiceIdentity = address.to_string().parse().expect("an address");
@@ -95,7 +106,8 @@ impl Relay {
         };
         adjust(&mut parts);
         let (stop, stopped) = oneshot::channel::<()>();
-        let server = tokio::spawn(grasp_relay::serve(listener, parts, async {
+        let listeners = listeners.into();
+        let server = tokio::spawn(grasp_relay::serve(listeners, parts, async {
             let _ = stopped.await;
         }));
         Self {

@@ -9,11 +9,17 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use grasp_core::{Mono, Now};
 use grasp_relay::Clock;
+use grasp_relay::nostr::Limits;
+use grasp_relay::server::{Listeners, TlsListeners};
 use grasp_relay::tls::{Acme, Certificates, TlsItem, TlsStore, TlsStoreError};
 use nostr::types::Timestamp;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use self::acme_server::{AcmeServer, DIRECTORY, Failure};
+use crate::support::memory_store::MemoryStore;
+use crate::support::{Relay, in_time};
 
 const DOMAIN: &str = "git.example.com";
 const DAY: u64 = 24 * 60 * 60;
@@ -290,4 +296,50 @@ async fn a_certificate_for_another_domain_degrades_the_server_until_it_is_replac
     setup
         .until(|| !reader.status().is_degraded(setup.now()))
         .await;
+}
+
+/// Returns the status of a request for the health of a relay, or of the refusal of its connection.
+async fn status(relay: &Relay) -> String {
+    let mut stream = in_time(TcpStream::connect(relay.address)).await.unwrap();
+    let request = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let _ = in_time(stream.write_all(request.as_bytes())).await;
+    let mut answer = Vec::new();
+    let _ = in_time(stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer)
+        .chars()
+        .skip(9)
+        .take(3)
+        .collect()
+}
+
+#[tokio::test]
+async fn a_client_of_the_tls_port_is_counted_before_its_handshake() {
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let https = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, of_tls) = (plain.local_addr().unwrap(), https.local_addr().unwrap());
+    let listeners = Listeners::from(plain).with_tls(TlsListeners {
+        https,
+        http: None,
+        certificates: Certificates::of_files(DOMAIN),
+    });
+    let limits = Limits {
+        connections_per_ip: 1,
+        ..Limits::default()
+    };
+    let store = Arc::new(MemoryStore::default());
+    let relay = Relay::at(address, listeners, store, limits, |_| {}).await;
+    let silent = in_time(TcpStream::connect(of_tls)).await.unwrap();
+    // Once may be because of the connection before; a refused one is not counted.
+    let mut refused_in_a_row = 0;
+    in_time(async {
+        while refused_in_a_row < 10 {
+            match status(&relay).await.as_str() {
+                "429" => refused_in_a_row += 1,
+                _ => refused_in_a_row = 0,
+            }
+        }
+    })
+    .await;
+    drop(silent);
+    in_time(async { while status(&relay).await != "200" {} }).await;
 }

@@ -285,4 +285,56 @@ mod tests {
         let found = issuers("long.example.com").await.unwrap();
         assert_eq!(found, only("long.example"));
     }
+    #[tokio::test]
+    async fn the_operator_is_told_who_may_issue_and_how_to_change_that() {
+        let resolver = Some(dns_server().await);
+        let lets_encrypt = "acme-v02.api.letsencrypt.org";
+        let cases = [
+            (
+                "git.example.com",
+                lets_encrypt,
+                "ok",
+                "letsencrypt.org may issue",
+            ),
+            (
+                "git.example.net",
+                lets_encrypt,
+                "ok",
+                "any authority may issue",
+            ),
+            (
+                "nobody.example",
+                lets_encrypt,
+                "failed",
+                "only nobody may issue",
+            ),
+            (
+                "git.example.org",
+                lets_encrypt,
+                "failed",
+                "only other.example may",
+            ),
+            (
+                "git.example.org",
+                "acme.other.example",
+                "ok",
+                "only other.example may",
+            ),
+            (
+                "failing.example.com",
+                lets_encrypt,
+                "ok",
+                "the resolver failed",
+            ),
+        ];
+        for (domain, directory, outcome, detail) in cases {
+            let domain = domain.parse().unwrap();
+            let finding = super::super::issuers(resolver, &domain, directory).await;
+            assert_eq!(finding.is_failed(), outcome == "failed", "{finding}");
+            assert!(finding.detail.contains(detail), "{finding}");
+        }
+        let domain = "git.example.com".parse().unwrap();
+        let without = super::super::issuers(None, &domain, lets_encrypt).await;
+        assert!(without.detail.contains("names no resolver"), "{without}");
+    }
 }
