@@ -84,27 +84,7 @@ pub(crate) fn sign(keys: &Keys, kind: u16, content: &str, tags: &[&[&str]]) -> E
 
 /// Announces a repository, signs its state and pushes it with the real git, so that it is served.
 pub(crate) async fn host_repository(server: &Server, alice: &Keys, work: &Path) -> Event {
-    let git = |args: &[&str]| {
-        let output = Command::new("git")
-            .args([
-                "-c",
-                "user.name=alice",
-                "-c",
-                "user.email=alice@example.com",
-            ])
-            .args(args)
-            .current_dir(work)
-            .env("GIT_CONFIG_NOSYSTEM", "1")
-            .env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .output()
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    };
+    let git = |args: &[&str]| git(work, args);
     git(&["init", "-q", "-b", "main"]);
     git(&["commit", "-q", "--allow-empty", "-m", "first"]);
     let commit = git(&["rev-parse", "HEAD"]);
@@ -235,6 +215,29 @@ fn an_address_in_use_is_named_with_the_remedy() {
     );
 }
 
+/// Runs git in a directory, and returns its output.
+fn git(dir: &Path, args: &[&str]) -> String {
+    let output = Command::new("git")
+        .args([
+            "-c",
+            "user.name=alice",
+            "-c",
+            "user.email=alice@example.com",
+        ])
+        .args(args)
+        .current_dir(dir)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
 #[tokio::test]
 async fn an_onion_service_hosts_repositories_that_list_its_address() {
     const ONION: &str = "2gzyxa5ihm7nsggfxnu52rck2vv4rvmdlkiu3zzui5du4xyclen53wid.onion";
@@ -259,6 +262,24 @@ async fn an_onion_service_hosts_repositories_that_list_its_address() {
     assert_eq!(accepted, Some(true));
     let elsewhere = announcement(&Keys::generate(), "other.example");
     assert_eq!(client.publish(&elsewhere).await, Some(false));
+
+    // The server stands in for tor: git hands it requests for the onion address, as to any proxy.
+    let proxy = format!("http.proxy=http://{listen}");
+    let url = format!("http://{ONION}/{}/x.git", npub(&alice.public_key()));
+    let work = tempfile::tempdir().unwrap();
+    git(work.path(), &["init", "-q", "-b", "main"]);
+    git(
+        work.path(),
+        &["commit", "-q", "--allow-empty", "-m", "first"],
+    );
+    let commit = git(work.path(), &["rev-parse", "HEAD"]);
+    let tags: [&[&str]; 2] = [&["d", "x"], &["refs/heads/main", &commit]];
+    let state = sign(&alice, 30618, "", &tags);
+    assert_eq!(client.publish(&state).await, Some(true));
+    git(work.path(), &["-c", &proxy, "push", "-q", &url, "main"]);
+    let copy = tempfile::tempdir().unwrap();
+    git(copy.path(), &["-c", &proxy, "clone", "-q", &url, "."]);
+    assert_eq!(git(copy.path(), &["rev-parse", "HEAD"]), commit);
 }
 
 #[test]
