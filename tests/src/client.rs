@@ -7,12 +7,13 @@ use std::time::Duration;
 use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::{RepoId, ServiceIdentity};
 use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-use crate::Workdir;
+use crate::{Author, Workdir};
 
 /// Time within which a running server must respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -21,9 +22,11 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAGE_SIZE: usize = 5_000;
 
 /// A client of the server at an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ServerClient {
     address: SocketAddr,
+    /// The member of a private server that it authenticates as.
+    member: Option<Author>,
 }
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
@@ -31,7 +34,26 @@ type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 impl ServerClient {
     /// Returns a client of the server at this address, which need not run yet.
     pub fn at(address: SocketAddr) -> Self {
-        Self { address }
+        Self {
+            address,
+            member: None,
+        }
+    }
+
+    /// Returns a client that authenticates as a member of a private server.
+    #[must_use]
+    pub fn of_member(self, member: &Author) -> Self {
+        let member = Some(member.clone());
+        Self { member, ..self }
+    }
+
+    /// Returns the setting of git that authenticates it for a repository, and changes nothing at a public server.
+    pub fn header(&self, url: &str) -> String {
+        let authorization = self
+            .member
+            .as_ref()
+            .map(|member| format!("Authorization: {}", member.authorization(url)));
+        format!("http.extraHeader={}", authorization.unwrap_or_default())
     }
 
     /// Returns the service that announcements must list.
@@ -123,7 +145,26 @@ impl ServerClient {
 
     async fn connect(&self) -> Option<Socket> {
         let dial = tokio::time::timeout(RESPONSE_TIMEOUT, connect_async(self.relay_url()));
-        Some(dial.await.ok()?.ok()?.0)
+        let mut socket = dial.await.ok()?.ok()?.0;
+        if let Some(member) = &self.member {
+            self.authenticate(&mut socket, member).await?;
+        }
+        Some(socket)
+    }
+
+    /// Answers the challenge of a private server; `None` if it does not let the member in.
+    async fn authenticate(&self, socket: &mut Socket, member: &Author) -> Option<()> {
+        let challenge = receive(socket).await?;
+        let tags: [&[&str]; 2] = [
+            &["relay", &self.relay_url()],
+            &["challenge", challenge[1].as_str()?],
+        ];
+        let now = Timestamp::now().as_secs();
+        let event = member.at(now).sign(22_242, "", &tags);
+        let text = format!(r#"["AUTH",{}]"#, event.as_json());
+        socket.send(Message::text(text)).await.ok()?;
+        let answer = receive(socket).await?;
+        (answer[0] == "OK" && answer[2] == true).then_some(())
     }
 }
 

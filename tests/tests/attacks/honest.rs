@@ -4,15 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::{SinkExt as _, StreamExt as _};
 use grasp_core::RepoId;
 use grasp_tests::{Author, GitOutput, ServerClient, Workdir};
 use nostr::event::EventId;
 use serde_json::json;
-use tokio_tungstenite::connect_async;
-use tokio_tungstenite::tungstenite::Message;
-
-use crate::server::Server;
 
 const MAIN: &str = "refs/heads/main";
 
@@ -83,20 +78,20 @@ impl Operations {
 }
 
 impl HonestClients {
-    /// Announces, signs and pushes a small repository.
-    pub(crate) async fn start(server: &Server) -> Self {
-        let (maintainer, name, work) = (
-            Author::new().earlier(3_600),
-            "honest",
-            Workdir::init().await,
-        );
-        let client = server.client();
+    /// Announces, signs and pushes a small repository of this maintainer.
+    pub(crate) async fn start(client: ServerClient, maintainer: Author) -> Self {
+        let maintainer = maintainer.earlier(3_600);
+        let name = "honest";
+        let work = Workdir::init().await;
         let commit = work.commit("first").await;
-        let announcement = maintainer.announce(name, &server.service());
+        let announcement = maintainer.announce(name, &client.service());
         let state = maintainer.state(name, &[(MAIN, &commit)]);
         client.publish_all(&[&announcement, &state]).await;
         let url = client.clone_url(&maintainer.repo(name));
-        work.git(&["push", &url, "main"]).await.expect_ok();
+        let header = client.header(&url);
+        work.git(&["-c", &header, "push", &url, "main"])
+            .await
+            .expect_ok();
         let (id, pushes) = (announcement.id, 0.into());
         Self {
             maintainer,
@@ -161,35 +156,27 @@ impl HonestClients {
             .await
             .ok_or("the state is not answered")??;
         let url = self.client.clone_url(&self.repo());
-        succeeded(self.work.git(&["push", "-q", &url, "main"]).await)
+        let header = self.client.header(&url);
+        let push = ["-c", &header, "push", "-q", &url, "main"];
+        succeeded(self.work.git(&push).await)
     }
 
     /// Requests the announcement by its id.
     async fn request(&self) -> Result<(), String> {
-        let connected = connect_async(self.client.relay_url()).await;
-        let (mut socket, _) = connected.map_err(|error| error.to_string())?;
-        let request = json!(["REQ", "a", { "ids": [self.announcement.to_hex()] }]).to_string();
-        let sent = socket.send(Message::text(request)).await;
-        sent.map_err(|error| error.to_string())?;
-        let mut is_found = false;
-        while let Some(Ok(message)) = socket.next().await {
-            let text = message.to_string();
-            is_found |= text.starts_with(r#"["EVENT""#);
-            if text.starts_with(r#"["EOSE""#) {
-                return if is_found {
-                    Ok(())
-                } else {
-                    Err("the event is not served".to_owned())
-                };
-            }
+        let filter = json!({ "ids": [self.announcement.to_hex()] });
+        let found = self.client.matching(&filter).await;
+        match found.ok_or("there is no answer")?.is_empty() {
+            true => Err("the event is not served".to_owned()),
+            false => Ok(()),
         }
-        Err("the connection was closed".to_owned())
     }
 
     /// Clones the repository.
     async fn clone_once(&self) -> Result<(), String> {
         let url = self.client.clone_url(&self.repo());
-        succeeded(Workdir::empty().git(&["clone", "-q", &url, "copy"]).await)
+        let header = self.client.header(&url);
+        let clone = ["-c", &header, "clone", "-q", &url, "copy"];
+        succeeded(Workdir::empty().git(&clone).await)
     }
 }
 

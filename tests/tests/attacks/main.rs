@@ -22,6 +22,7 @@ mod names;
 mod nostr;
 mod packs;
 mod pages;
+mod private;
 mod purgatory;
 mod requests;
 mod scenario;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         names::ATTACKS,
         nostr::ATTACKS,
         pages::ATTACKS,
+        private::ATTACKS,
         purgatory::ATTACKS,
         requests::ATTACKS,
         sync::ATTACKS,

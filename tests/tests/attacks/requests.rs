@@ -52,7 +52,7 @@ fn command_list(count: usize, name_length: usize) -> Vec<u8> {
 }
 
 /// Repeats a request until the attack ends, each time with a new connection.
-async fn repeat(
+pub(crate) async fn repeat(
     attacker: Attacker,
     method: &str,
     path: &str,

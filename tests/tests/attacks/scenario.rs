@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use grasp_tests::{Leftovers, eventually};
+use grasp_tests::{Author, Leftovers, eventually};
 
 use crate::attacker::Attacker;
 use crate::honest::{HonestClients, Operations};
@@ -90,7 +90,21 @@ impl Scenario {
     /// Does the same with further arguments.
     pub(crate) async fn with(arguments: &[&str]) -> Self {
         let server = Server::start(arguments).await;
-        let honest = Arc::new(HonestClients::start(&server).await);
+        let honest = HonestClients::start(server.client(), Author::new()).await;
+        Self::measured(server, honest).await
+    }
+
+    /// Starts a private server, whose only member the honest clients are.
+    pub(crate) async fn of_member(arguments: &[&str], member: Author) -> Self {
+        let server = Server::start(arguments).await;
+        let client = server.client().of_member(&member);
+        let honest = HonestClients::start(client, member).await;
+        Self::measured(server, honest).await
+    }
+
+    /// Measures a server that is idle but for honest clients.
+    async fn measured(server: Server, honest: HonestClients) -> Self {
+        let honest = Arc::new(honest);
         let idle = honest
             .work(IDLE_ROUNDS, &Arc::new(AtomicBool::new(true)))
             .await;
