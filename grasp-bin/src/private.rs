@@ -82,11 +82,6 @@ impl PrivateSettings {
                 "contributor_proposals",
                 "anybody may push to /prs/, which a private service does not allow",
             ),
-            (
-                !self.enabled || settings.policy.service.mount_path().is_empty(),
-                "domain",
-                "a private service is at the root of its host: set a domain without a path",
-            ),
         ];
         let broken = rules.into_iter().find(|(holds, ..)| !holds);
         broken.map(|(_, key, reason)| (key, reason))

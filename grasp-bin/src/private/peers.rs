@@ -123,10 +123,10 @@ mod tests {
         (port, requests)
     }
 
+    const ROOT: &str = "/npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d/a.git";
+
     fn clone_url(port: u16) -> CloneUrl {
-        format!("http://127.0.0.1:{port}/npub1x/a.git")
-            .parse()
-            .unwrap()
+        format!("http://127.0.0.1:{port}{ROOT}").parse().unwrap()
     }
 
     #[tokio::test]
@@ -165,7 +165,7 @@ mod tests {
             .iter()
             .map(|tag| tag.as_slice().to_vec())
             .collect();
-        let root = "http://127.0.0.1:7/npub1x/a.git";
-        assert_eq!(tags, [["u", root], ["method", "GET"]]);
+        let root = format!("http://127.0.0.1:7{ROOT}");
+        assert_eq!(tags, [["u", root.as_str()], ["method", "GET"]]);
     }
 }

@@ -72,10 +72,6 @@ fn a_server_that_could_not_be_private_does_not_start() {
             "contributor_proposals: ",
         ),
         (
-            vec!["--private", "--members", ALICE, "--domain", "git.example/x"],
-            "domain: a private service is at the root",
-        ),
-        (
             vec![
                 "--private",
                 "--members",

@@ -431,6 +431,47 @@ async fn outcomes(instance: &Instance, event: &Event) -> [(bool, String); 2] {
 }
 
 #[tokio::test]
+async fn a_private_service_below_a_path_is_gated_like_any_other() {
+    let alice = Author::new();
+    let instance = Instance::with_settings_and(Settings::one_process(), |settings| {
+        settings.private.enabled = true;
+        settings.private.members = [alice.key()].into();
+        let mounted = format!("{}/team", settings.policy.service);
+        *settings = settings.clone().reached_at(mounted.parse().unwrap());
+    })
+    .await;
+    let work = Workdir::init().await;
+    let commit = work.commit("first").await;
+    let state = alice.state("x", &[(MAIN, &commit)]);
+    let announcement = alice.announce("x", &instance.service());
+    instance.ingest(vec![announcement, state]).await;
+    let url = instance.clone_url(&alice.repo("x"));
+    assert!(url.contains("/team/"), "{url}");
+    let header = |author: &Author| {
+        let authorization = author.authorization(&url);
+        format!("http.extraHeader=Authorization: {authorization}")
+    };
+    work.git(&["-c", &header(&alice), "push", "-q", &url, "main"])
+        .await
+        .expect_ok();
+    let refs = work.git(&["-c", &header(&alice), "ls-remote", &url]).await;
+    assert!(refs.expect_ok().contains(&commit));
+    let stranger = header(&Author::new());
+    work.git(&["-c", &stranger, "ls-remote", &url])
+        .await
+        .expect_refused();
+    let repo = instance.path(&alice.repo("x"));
+    for (path, status) in [
+        ("/team/status", 401),
+        (repo.as_str(), 401),
+        ("/team/health", 200),
+    ] {
+        let answer = instance.get(path, &[]).await;
+        assert_eq!(answer.status, status, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn only_members_announce_repositories_on_every_path() {
     let team = Team::start().await;
     let stranger = Author::new();
@@ -582,7 +623,7 @@ type Change = fn(&mut grasp_bin::Settings);
 #[tokio::test]
 async fn a_service_that_could_not_be_private_is_refused() {
     let key = Author::new().key();
-    let cases: [(&str, Change); 6] = [
+    let cases: [(&str, Change); 5] = [
         ("private: nobody could use it", |settings| {
             settings.private.members.clear()
         }),
@@ -591,11 +632,6 @@ async fn a_service_that_could_not_be_private_is_refused() {
         }),
         ("contributor_proposals: ", |settings| {
             settings.policy.contributor_proposals = true
-        }),
-        ("domain: a private service is at the root", |settings| {
-            *settings = settings
-                .clone()
-                .reached_at("git.example/mount".parse().unwrap());
         }),
         ("public_origin: ", |settings| {
             settings.private.enabled = false;
