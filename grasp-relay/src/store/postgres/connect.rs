@@ -425,6 +425,49 @@ pub(super) async fn load_node_key(client: &Client) -> Result<[u8; 32], StoreErro
 mod tests {
     use super::*;
 
+    /// Returns the first statement of a step that changes or removes what is stored, and follows no copy of it.
+    fn loses(step: &str) -> Option<String> {
+        let lines = step
+            .lines()
+            .map(|line| line.split("--").next().unwrap_or_default());
+        let text = lines.collect::<Vec<_>>().join(" ").to_uppercase();
+        let mut has_copied = false;
+        for statement in text.split(';') {
+            let words: Vec<&str> = statement.split_whitespace().collect();
+            let has = |word: &str| words.contains(&word);
+            let adds = match words.first() {
+                None | Some(&"CREATE" | &"INSERT" | &"COMMENT") => !has("REPLACE"),
+                Some(&"ALTER") => has("ADD") && !has("DROP") && !has("TYPE"),
+                Some(_) => false,
+            };
+            has_copied |= words.starts_with(&["CREATE", "TABLE"]) && words.get(3) == Some(&"AS");
+            if !adds && !has_copied {
+                return Some(words.join(" "));
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn migrations_only_add_unless_they_copy_first() {
+        for step in MIGRATIONS {
+            assert_eq!(loses(step), None);
+        }
+        for bad in [
+            "DROP TABLE events",
+            "CREATE TABLE x (a INT); DELETE FROM events;",
+            "UPDATE events SET kind = 1 -- AS SELECT",
+            "ALTER TABLE events ADD a INT, DROP COLUMN b",
+            "ALTER TABLE events ALTER COLUMN a TYPE INT",
+            "TRUNCATE events",
+        ] {
+            assert!(loses(bad).is_some(), "{bad}");
+        }
+        let copies = "CREATE TABLE old_events AS TABLE events; ALTER TABLE events DROP COLUMN a";
+        assert_eq!(loses(copies), None);
+        assert_eq!(loses("ALTER TABLE events ADD COLUMN a INT"), None);
+    }
+
     #[test]
     fn only_addresses_of_this_machine_are_local() {
         let is_local = |url: &str| is_local(&Connector::new(url).unwrap().config);
