@@ -88,7 +88,7 @@ async fn health(State(overview): State<Overview>) -> Response {
             StatusCode::SERVICE_UNAVAILABLE
         }
         true if text.is_empty() => {
-            text = "ok\n".into();
+            text = well(overview.certificate_days_left());
             StatusCode::OK
         }
         true if overview.fails_when_degraded() => StatusCode::SERVICE_UNAVAILABLE,
@@ -96,6 +96,14 @@ async fn health(State(overview): State<Overview>) -> Response {
         true => StatusCode::OK,
     };
     (status, [(CACHE_CONTROL, "no-store")], text).into_response()
+}
+
+/// Says that all is well, and for how many days the TLS certificate is valid if the server has one.
+fn well(certificate_days_left: Option<u64>) -> String {
+    match certificate_days_left {
+        Some(days) => format!("ok; certificate: {days} days\n"),
+        None => "ok\n".to_owned(),
+    }
 }
 
 /// Names some of the damaged repositories, in one line.

@@ -198,6 +198,11 @@ impl Overview {
         self.server().ok()?.base.certificates.as_ref()
     }
 
+    /// Returns the days for which the TLS certificate is valid, if the server does TLS itself.
+    pub(crate) fn certificate_days_left(&self) -> Option<u64> {
+        self.server().ok()?.certificate_days_left()
+    }
+
     /// Returns why an operator has to look after the TLS certificate, if that is so.
     pub(crate) fn certificate_trouble(&self) -> Option<String> {
         self.server().ok()?.certificate_trouble()

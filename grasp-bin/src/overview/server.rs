@@ -196,7 +196,7 @@ impl ServerParts {
     }
 
     /// Returns the days for which the TLS certificate is valid, if the server does TLS itself.
-    fn certificate_days_left(&self) -> Option<u64> {
+    pub(super) fn certificate_days_left(&self) -> Option<u64> {
         let certificates = self.base.certificates.as_ref()?;
         let now = self.base.host.clock.now().unix.as_secs();
         let left = certificates

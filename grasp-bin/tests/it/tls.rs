@@ -458,3 +458,40 @@ fn a_certificate_needs_a_public_name() {
         assert!(!output.ok && output.err.contains("tls.mode"), "{output:?}");
     }
 }
+
+#[test]
+fn the_health_check_tells_the_days_left_and_that_a_certificate_is_for_another_domain() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let addresses = Addresses::new();
+    let root = dir.path().join("root.pem");
+    let authority = Authority::new(&root);
+    let (chain, key) = (dir.path().join("chain.pem"), dir.path().join("key.pem"));
+    let health_with = |name: &str| {
+        authority.certify(name, &chain, &key);
+        let settings = [
+            "--domain",
+            DOMAIN,
+            "--tls",
+            "files",
+            "--tls-certificate",
+            chain.to_str().unwrap(),
+            "--tls-key",
+            key.to_str().unwrap(),
+        ];
+        let server = addresses.start_with(&settings, data.path());
+        let began = Instant::now();
+        loop {
+            let (_, health) = get(&addresses.plain, "/health");
+            if !health.contains("there is no TLS certificate") {
+                drop(server);
+                return health;
+            }
+            assert!(began.elapsed() < TIMEOUT, "{health}");
+        }
+    };
+    let good = health_with(DOMAIN);
+    assert!(good.starts_with("ok; certificate: ") && good.ends_with(" days\n"));
+    let other = health_with("other.example.test");
+    let expected = format!("degraded: the TLS certificate is not for {DOMAIN}\n");
+    assert_eq!(other, expected);
+}
