@@ -92,10 +92,10 @@ impl SyncedRelay for OwnRelay {
                 Ok(Inventory::Complete(items)) => {
                     Ok(items.into_iter().map(|(at, id)| Row { at, id }).collect())
                 }
-                Ok(Inventory::TooMany) => Err(InventoryFailed),
+                Ok(Inventory::TooMany) => Err(InventoryFailed::TooLarge),
                 Err(error) => {
                     tracing::error!(%error, "could not list the stored events for a comparison");
-                    Err(InventoryFailed)
+                    Err(InventoryFailed::Unreadable)
                 }
             }
         })

@@ -254,10 +254,10 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
         let listed = self.0.database.negentropy_items(limited).await;
         let items = listed.map_err(|error| {
             tracing::error!(%error, "could not list the stored events for a comparison");
-            InventoryFailed
+            InventoryFailed::Unreadable
         })?;
         if items.len() >= self.0.max_rows {
-            return Err(InventoryFailed);
+            return Err(InventoryFailed::TooLarge);
         }
         let row = |(id, at)| Row { at, id };
         Ok(items.into_iter().map(row).collect())

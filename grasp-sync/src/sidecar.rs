@@ -191,7 +191,7 @@ impl SyncedRelay for Sidecar {
         Box::pin(async move {
             self.list_rows(filter).await.map_err(|error| {
                 tracing::warn!(%error, "cannot list the events of the local relay");
-                InventoryFailed
+                InventoryFailed::Unreadable
             })
         })
     }

@@ -257,7 +257,7 @@ async fn inventory(local: &dyn SyncedRelay, filter: Filter) -> Result<Vec<Row>, 
     answered
         .ok()
         .and_then(Result::ok)
-        .unwrap_or(Err(InventoryFailed))
+        .unwrap_or(Err(InventoryFailed::Unreadable))
 }
 
 /// Sleeps until the deadline; for ever without one.

@@ -539,6 +539,7 @@ impl Session {
         let refused = ctx.shared.rejected.rows(&original).filter(is_within);
         let frame = ctx.history.profile.neg_frame;
         let (max_ids, max_items) = (max_offered(full_sync, layer), MAX_INVENTORY_ITEMS);
+        let failed = items.as_ref().err().copied();
         let opened = items
             .ok()
             .filter(|items| layer != Layer::All || items.len() <= max_items)
@@ -547,7 +548,7 @@ impl Session {
             });
         let Some((reconciliation, first)) = opened else {
             self.subs.close(ctx, sub);
-            return self.fail(ctx, id);
+            return self.not_listed(ctx, id, failed);
         };
         ctx.shared.held_items.insert(id, reconciliation.items());
         let (reconciliation, outgoing) = (Box::new(reconciliation), Some(first));
@@ -556,6 +557,16 @@ impl Session {
             reconciliation,
             outgoing,
         };
+    }
+
+    /// Continues without the list of what is stored here. A poll or a recheck ends: by pages it would fetch everything
+    /// again.
+    fn not_listed(&mut self, ctx: &mut Context<'_>, id: JobId, why: Option<InventoryFailed>) {
+        let purpose = self.backlog.batch_of(id).map(|batch| batch.purpose);
+        match purpose.is_some_and(Purpose::is_history) {
+            true => self.step(ctx, id, |job| job.not_listed(why)),
+            false => self.fail(ctx, id),
+        }
     }
 
     pub(super) fn neg_msg(&mut self, ctx: &mut Context<'_>, sub: SubId, message: &[u8]) {

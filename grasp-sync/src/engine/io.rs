@@ -259,7 +259,13 @@ pub enum Flaw {
 
 /// The local relay could not list what it has. An empty list would mean that it has nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InventoryFailed;
+#[non_exhaustive]
+pub enum InventoryFailed {
+    /// The list cannot be read now. It is asked for once more, later; then the history is fetched by pages.
+    Unreadable,
+    /// The list is too large to be made, now or later. The history is fetched by pages, which need no list.
+    TooLarge,
+}
 
 /// Something to be done. Never blocks: the result comes back as an [`Input`].
 #[derive(Clone, Debug, PartialEq)]

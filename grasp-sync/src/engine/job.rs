@@ -13,7 +13,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{FilterHash, Proof};
 
 use super::filter::{CompactFilter, Layer};
-use super::io::{Row, SubId};
+use super::io::{InventoryFailed, Row, SubId};
 use super::reconcile::{ReconcileStep, Reconciliation};
 use super::retry::WantResult;
 
@@ -81,6 +81,8 @@ struct Once {
     was_reopened: bool,
     /// Sent again after authenticating.
     is_authenticated: bool,
+    /// Listed again after the local relay could not.
+    was_listed_again: bool,
 }
 
 /// The phase of a job.
@@ -147,7 +149,7 @@ pub(super) enum JobStep {
     Suspend(Method),
     /// Queue it as pages: the relay does not reconcile, or fails to.
     NoNegentropy,
-    /// Continue with pages: the relay offers much and delivers little.
+    /// Continue with pages: the relay offers much and delivers little, or there is no list to compare it with.
     SwitchToPages,
     /// Split its window in two.
     SplitByTime(Method),
@@ -284,6 +286,17 @@ impl Job {
             Method::Reconcile
         };
         JobStep::BackOff(REQUEST_BACKOFF.delay_after(self.failures), method)
+    }
+
+    /// Decides on the next step without the list of what is stored here. A second try may find the local relay at work again;
+    /// pages need no list. Full sync has no pages.
+    pub(super) fn not_listed(&mut self, why: Option<InventoryFailed>) -> JobStep {
+        let is_passing = why == Some(InventoryFailed::Unreadable);
+        let is_first = is_passing && !std::mem::replace(&mut self.once.was_listed_again, true);
+        match is_first || self.layer == Layer::All {
+            true => JobStep::Fail,
+            false => JobStep::SwitchToPages,
+        }
     }
 
     /// Counts a refusal for want of room; returns whether to retry at once.

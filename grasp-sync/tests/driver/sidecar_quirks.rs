@@ -126,7 +126,7 @@ async fn a_filter_that_is_refused_by_a_notice_alone_fails_at_once() {
     // Waiting for an answer would take longer.
     let asked = sidecar.inventory(filter("x".repeat(256)));
     let answered = tokio::time::timeout(Duration::from_secs(5), asked).await;
-    assert_eq!(answered, Ok(Err(InventoryFailed)));
+    assert_eq!(answered, Ok(Err(InventoryFailed::Unreadable)));
     let answered = sidecar.inventory(filter("x".into())).await;
     assert_eq!(answered, Ok(Vec::new()));
 }

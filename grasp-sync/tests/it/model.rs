@@ -446,7 +446,7 @@ impl Model {
         };
         let rows = rows.into_iter().map(|(at, n)| row(at, n)).collect();
         let items = if fails {
-            Err(InventoryFailed)
+            Err(InventoryFailed::Unreadable)
         } else {
             Ok(rows)
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use grasp_core::sync::ConnectionStatus;
-use grasp_sync::engine::{Frame, Report, Said, SubId, SyncMethod};
+use grasp_sync::engine::{Frame, InventoryFailed, Report, Said, SubId, SyncMethod};
 use grasp_sync::limits::Refusal;
 
 use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
@@ -173,6 +173,46 @@ fn a_set_that_is_too_large_is_compared_in_parts() {
             .iter()
             .any(|session| session.filters[0].until.is_some())
     );
+}
+
+/// Returns a setup of a relay with NIP-77, here with a local relay that lists nothing for this reason.
+fn not_listed(why: InventoryFailed) -> Setup {
+    let script = Script {
+        software: Some("strfry"),
+        ..Script::default()
+    };
+    let mut setup = Setup::new(defaults(), script, 30);
+    setup.sim.local.not_listed = Some(why);
+    setup.announce(&[relay(0)]);
+    setup
+}
+
+#[test]
+fn a_history_that_cannot_be_listed_here_is_paged() {
+    for (why, limit) in [
+        (InventoryFailed::TooLarge, MINUTE),
+        // Asked for once more, after 65 seconds.
+        (InventoryFailed::Unreadable, 5 * MINUTE),
+    ] {
+        let mut setup = not_listed(why);
+        setup.run(limit);
+        assert_eq!(setup.here(), 31, "{why:?}");
+        assert_eq!(setup.status(), Some(ConnectionStatus::Connected), "{why:?}");
+        let starts = setup.starts();
+        assert!(by(&starts, By::Neg).is_empty(), "nothing to compare");
+    }
+}
+
+#[test]
+fn a_history_is_compared_once_it_can_be_listed_here() {
+    let mut setup = not_listed(InventoryFailed::Unreadable);
+    setup.run(MINUTE);
+    assert_eq!(setup.here(), 1, "nothing is paged yet");
+    setup.sim.local.not_listed = None;
+    setup.run(5 * MINUTE);
+    assert_eq!(setup.here(), 31);
+    let starts = setup.starts();
+    assert_eq!(by(&starts, By::Neg).len(), 4, "{starts:#?}");
 }
 
 #[test]

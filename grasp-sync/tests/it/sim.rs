@@ -340,7 +340,7 @@ impl Sim {
                 );
             }
             Output::FetchInventory { request, filter } => {
-                let items = Ok(self.local.inventory(&filter));
+                let items = self.local.inventory(&filter);
                 let wait = Duration::from_millis(self.chance.within(1, 20));
                 self.send(wait, InTransit::Input(Input::Inventory { request, items }));
             }

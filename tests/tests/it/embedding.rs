@@ -158,6 +158,22 @@ async fn the_example_on_nostr_sqlite_continues_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn filters_that_match_too_much_to_be_listed_are_fetched_by_pages() {
+    let elsewhere = Elsewhere::start().await;
+    let relay = DatabaseRelay::new(MemoryDatabase::unbounded(), own()).with_max_rows(100);
+    // Of these issues a list would be cut.
+    for issue in &elsewhere.issues[..200] {
+        relay.save_event(issue).await.unwrap();
+    }
+    let syncer = Syncer::start(Arc::new(relay.clone()), elsewhere.settings())
+        .await
+        .unwrap();
+    until_complete(&syncer).await;
+    assert_eq!(count(&relay, Kind::GitIssue).await, 300);
+    syncer.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_syncer_takes_orders_while_it_runs() {
     let elsewhere = Elsewhere::start().await;
     let relay = DatabaseRelay::new(MemoryDatabase::unbounded(), own());
@@ -230,7 +246,11 @@ async fn a_database_relay_takes_only_what_belongs_to_its_repositories() {
         assert_eq!(taken, [wanted], "{event:?}");
     }
     let all = relay.inventory(Filter::new()).await;
-    assert_eq!(all, Err(InventoryFailed), "a list that was cut is no list");
+    assert_eq!(
+        all,
+        Err(InventoryFailed::TooLarge),
+        "a list that was cut is no list"
+    );
     let issues = relay.inventory(Filter::new().kind(Kind::GitIssue)).await;
     assert_eq!(issues.unwrap().len(), 1);
     let none = relay.inventory(Filter::new().ids([])).await;

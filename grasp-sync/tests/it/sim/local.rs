@@ -8,7 +8,7 @@ use grasp_core::nip34::{Announcement, References};
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
 use grasp_core::{Identifier, RelayUrl, RepoId, kinds};
-use grasp_sync::engine::{Accepted, Judged, Outcome, Row};
+use grasp_sync::engine::{Accepted, InventoryFailed, Judged, Outcome, Row};
 
 use super::{accepted, row};
 
@@ -22,6 +22,8 @@ pub(crate) struct Local {
     pub(crate) stored: BTreeMap<EventId, Event>,
     /// True if it can accept nothing at the moment.
     pub(crate) is_busy: bool,
+    /// The reason why nothing can be listed at the moment.
+    pub(crate) not_listed: Option<InventoryFailed>,
     /// The newest version of each addressable event.
     newest: BTreeMap<(u16, RepoId), EventId>,
 }
@@ -53,9 +55,12 @@ impl Local {
         (judged, feed)
     }
 
-    pub(crate) fn inventory(&self, filter: &Filter) -> Vec<Row> {
+    pub(crate) fn inventory(&self, filter: &Filter) -> Result<Vec<Row>, InventoryFailed> {
+        if let Some(why) = self.not_listed {
+            return Err(why);
+        }
         let matching = self.stored.values().filter(|event| matches(filter, event));
-        matching.map(row).collect()
+        Ok(matching.map(row).collect())
     }
 
     fn judge(&mut self, event: &Event) -> Outcome {
