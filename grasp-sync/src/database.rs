@@ -52,7 +52,8 @@ const MAX_ROWS: usize = 1_000_000;
 /// A relay on a database of rust-nostr. Cheap to clone; clones are the same relay.
 ///
 /// By default it takes the events that belong to a repository of its own: announcements that list it, states of such a
-/// repository, and events that name one or a stored event. Its own rules can be [stricter](Self::with_rule).
+/// repository, and events that name one or a stored event. Its own rules can be [stricter](Self::with_rule), and
+/// repositories that do not list it can be [included](Self::following_unlisted).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -116,6 +117,19 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
         rule: impl Fn(&Event) -> Result<(), Retry> + Send + Sync + 'static,
     ) -> Self {
         self.unshared().rules.own_rule = Some(Box::new(rule));
+        self
+    }
+
+    /// Takes announcements that do not list this relay too: an archive of what other relays have. Sync asks for these
+    /// repositories only with [`Settings::follow_unlisted`](crate::Settings::follow_unlisted) beside it. Limit what is kept by a
+    /// [rule](Self::with_rule).
+    ///
+    /// # Panics
+    ///
+    /// If this relay was cloned before.
+    #[must_use]
+    pub fn following_unlisted(mut self) -> Self {
+        self.unshared().rules.follows_unlisted = true;
         self
     }
 

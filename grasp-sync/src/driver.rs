@@ -103,6 +103,13 @@ impl Settings {
         self
     }
 
+    /// Follows repositories whose announcement does not list this relay too. Its own rules decide what is kept.
+    #[must_use]
+    pub fn follow_unlisted(mut self) -> Self {
+        self.engine.follow_unlisted = true;
+        self
+    }
+
     /// Keeps what is learned about relays in this store, so that a restart repeats no requests.
     #[must_use]
     pub fn with_records(mut self, records: impl RecordStore) -> Self {

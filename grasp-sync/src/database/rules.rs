@@ -23,6 +23,8 @@ type OwnRule = Box<dyn Fn(&Event) -> Result<(), Retry> + Send + Sync>;
 /// The rules of a relay for events of other relays.
 pub(super) struct Rules {
     own: ServiceIdentity,
+    /// True if repositories are kept that do not list this relay.
+    pub(super) follows_unlisted: bool,
     pub(super) own_rule: Option<OwnRule>,
     /// The owners of the stored repositories, by name; read from the database when first needed.
     repos: Mutex<BTreeMap<Identifier, BTreeSet<PublicKey>>>,
@@ -33,13 +35,15 @@ impl Rules {
     pub(super) fn new(own: ServiceIdentity) -> Self {
         Self {
             own,
+            follows_unlisted: false,
             own_rule: None,
             repos: Mutex::default(),
             is_read: OnceCell::new(),
         }
     }
 
-    /// Judges an event that is not expired: announcements must list this relay, other events must be related.
+    /// Judges an event that is not expired: announcements must list this relay, unless unlisted ones are followed; other
+    /// events must be related.
     pub(super) async fn judge(
         &self,
         database: &impl NostrDatabase,
@@ -60,7 +64,7 @@ impl Rules {
             let announcement = Announcement::parse(event);
             return Ok(announcement.is_ok_and(|announcement| {
                 let mut relays = announcement.relays.iter();
-                relays.any(|relay| self.own.is_own_url(relay.as_str()))
+                self.follows_unlisted || relays.any(|relay| self.own.is_own_url(relay.as_str()))
             }));
         }
         if event.kind == kinds::STATE {

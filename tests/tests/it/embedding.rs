@@ -149,7 +149,8 @@ async fn the_example_on_nostr_sqlite_continues_after_a_restart() {
     let file = folder.path().join("events.db");
     let from = vec![elsewhere.relay_url()];
     for is_restarted in [false, true] {
-        let (relay, syncer) = example::start(&file, own(), from.clone()).await.unwrap();
+        let started = example::start(&file, own(), from.clone(), false).await;
+        let (relay, syncer) = started.unwrap();
         let stored = until_complete(&syncer).await;
         assert_eq!(stored == 0, is_restarted, "{stored} stored");
         assert_eq!(count(&relay, Kind::GitIssue).await, 300);
@@ -240,11 +241,7 @@ async fn a_database_relay_takes_only_what_belongs_to_its_repositories() {
         (bob.issue(&repo, "spam"), Taken::Refused(Retry::Never)),
         (expired, Taken::Refused(Retry::Never)),
     ];
-    for (event, wanted) in table {
-        let verified = Verified::check(Arc::new(event.clone())).unwrap();
-        let taken = relay.ingest(vec![verified], Origin::anonymous()).await;
-        assert_eq!(taken, [wanted], "{event:?}");
-    }
+    assert_takes(&relay, &table).await;
     let all = relay.inventory(Filter::new()).await;
     assert_eq!(
         all,
@@ -255,6 +252,37 @@ async fn a_database_relay_takes_only_what_belongs_to_its_repositories() {
     assert_eq!(issues.unwrap().len(), 1);
     let none = relay.inventory(Filter::new().ids([])).await;
     assert_eq!(none, Ok(Vec::new()));
+}
+
+/// Offers these events one after another, and compares the answers.
+async fn assert_takes(relay: &DatabaseRelay<MemoryDatabase>, table: &[(Event, Taken)]) {
+    for (event, wanted) in table {
+        let verified = Verified::check(Arc::new(event.clone())).unwrap();
+        let taken = relay.ingest(vec![verified], Origin::anonymous()).await;
+        assert_eq!(taken, [*wanted], "{event:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_relay_that_follows_unlisted_repositories_keeps_its_rule() {
+    let relay = DatabaseRelay::new(MemoryDatabase::unbounded(), own())
+        .following_unlisted()
+        .with_rule(|event| match event.content.contains("spam") {
+            true => Err(Retry::Never),
+            false => Ok(()),
+        });
+    let alice = Author::new();
+    let elsewhere = "elsewhere.example".parse().unwrap();
+    let issue = alice.issue(&alice.repo("x"), "it fails");
+    let spam = alice.issue(&alice.repo("x"), "spam");
+    let table = [
+        (issue.clone(), Taken::Refused(Retry::AfterDependency)),
+        (alice.announce("x", &elsewhere), Taken::Stored),
+        (issue, Taken::Stored),
+        (alice.state("x", &[]), Taken::Stored),
+        (spam, Taken::Refused(Retry::Never)),
+    ];
+    assert_takes(&relay, &table).await;
 }
 
 #[tokio::test]
