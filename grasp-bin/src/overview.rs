@@ -306,17 +306,20 @@ impl Overview {
         let metrics = &self.0.metrics;
         metrics.set(&table::BUILD, &[&status.version], 1.0);
         metrics.set(&table::STARTED, &[], status.started as f64);
-        grasp_sync::metrics::record_status(&SyncSink(metrics), &relays);
-        match &self.0.subject {
+        let current = Metrics::default();
+        grasp_sync::metrics::record_status(&SyncSink(&current), &relays);
+        let all = match &self.0.subject {
             Subject::Server(parts) => {
                 parts.set_gauges(&status);
                 if let Some(figures) = parts.hunt().await {
-                    metrics::set_hunt_gauges(metrics, &figures);
+                    metrics::set_hunt_gauges(&current, &figures);
                 }
-                metrics.render(&metrics::all())
+                metrics::all()
             }
-            Subject::Sidecar(..) => metrics.render(&metrics::of_sidecar()),
-        }
+            Subject::Sidecar(..) => metrics::of_sidecar(),
+        };
+        metrics.replace(&current);
+        metrics.render(&all)
     }
 }
 

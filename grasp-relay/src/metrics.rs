@@ -24,7 +24,8 @@ use std::time::Duration;
 
 pub use self::counting::count_requests;
 
-/// Limits the series of one metric; further ones share the label [`OTHER_LABEL`].
+/// Limits the series of one metric; further ones of a counter share the label [`OTHER_LABEL`]. Further ones of a gauge are left
+/// out: they have no common value.
 ///
 /// Labels contain relays and hosts, which any event can name.
 const MAX_SERIES: usize = 512;
@@ -115,12 +116,24 @@ struct Histogram {
 impl Metrics {
     /// Adds to a counter.
     pub fn add(&self, metric: &Metric, labels: &[&str], amount: u64) {
-        self.change(metric, labels, |value| *value += amount as f64);
+        let mut families = self.families();
+        let family = families.entry(metric.name).or_default();
+        if let Value::Number(number) = series_mut(family, metric, labels, || Value::Number(0.0)) {
+            *number += amount as f64;
+        }
     }
 
-    /// Sets a gauge, or a counter that is counted elsewhere.
+    /// Sets a gauge, or a counter that is counted elsewhere. Further series of such a counter are added up; clear it before.
     pub fn set(&self, metric: &Metric, labels: &[&str], to: f64) {
-        self.change(metric, labels, |value| *value = to);
+        let mut families = self.families();
+        let family = families.entry(metric.name).or_default();
+        let is_further = is_full(family, &key(labels));
+        if is_further && metric.kind != Kind::Counter {
+            return;
+        }
+        if let Value::Number(number) = series_mut(family, metric, labels, || Value::Number(0.0)) {
+            *number = if is_further { *number + to } else { to };
+        }
     }
 
     /// Adds a duration to a histogram.
@@ -144,7 +157,13 @@ impl Metrics {
 
     /// Removes all series of a metric.
     pub fn clear(&self, metric: &Metric) {
-        self.families().remove(metric.name);
+        self.families().insert(metric.name, SeriesMap::new());
+    }
+
+    /// Replaces the metrics that were set or cleared in `current`, all at once: a reader never finds a part of them.
+    pub fn replace(&self, current: &Self) {
+        let mut current = std::mem::take(&mut *current.families());
+        self.families().append(&mut current);
     }
 
     /// Returns the value of one series, or the sum of a histogram; `None` before its first update.
@@ -165,14 +184,6 @@ impl Metrics {
         text
     }
 
-    fn change(&self, metric: &Metric, labels: &[&str], change: impl FnOnce(&mut f64)) {
-        let mut families = self.families();
-        let family = families.entry(metric.name).or_default();
-        if let Value::Number(number) = series_mut(family, metric, labels, || Value::Number(0.0)) {
-            change(number);
-        }
-    }
-
     fn families(&self) -> MutexGuard<'_, BTreeMap<&'static str, SeriesMap>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,10 +202,15 @@ fn series_mut<'a>(
 ) -> &'a mut Value {
     debug_assert_eq!(labels.len(), metric.labels.len(), "{}", metric.name);
     let mut series = key(labels);
-    if family.len() >= MAX_SERIES && !family.contains_key(&series) {
+    if is_full(family, &series) {
         series = key(&vec![OTHER_LABEL; labels.len()]);
     }
     family.entry(series).or_insert_with(new)
+}
+
+/// Returns whether these labels are new, and too many.
+fn is_full(family: &SeriesMap, series: &[Box<str>]) -> bool {
+    family.len() >= MAX_SERIES && !family.contains_key(series)
 }
 
 impl Histogram {
@@ -217,7 +233,7 @@ fn write_metric(text: &mut String, metric: &Metric, family: Option<&SeriesMap>) 
         Kind::Histogram => Value::Histogram(Histogram::default()),
         _ => Value::Number(0.0),
     };
-    match family {
+    match family.filter(|family| !family.is_empty()) {
         None if metric.labels.is_empty() => write_series(text, metric, &[], &initial),
         None => {}
         Some(family) => {
@@ -401,6 +417,36 @@ mod tests {
         assert_eq!(metrics.value(&SEEN, &[OTHER_LABEL]), Some(100.0));
         assert_eq!(metrics.value(&SEEN, &["7"]), Some(2.0));
         assert_eq!(metrics.render(&[&SEEN]).lines().count(), MAX_SERIES + 3);
+    }
+
+    #[test]
+    fn further_series_of_a_gauge_are_left_out() {
+        crate::metrics! { GAUGES: DEPTH = Gauge "depth" ["lake"] "How deep it is."; }
+        let metrics = Metrics::default();
+        for number in 0..MAX_SERIES + 100 {
+            metrics.set(&DEPTH, &[&number.to_string()], 1.0);
+            metrics.set(&SEEN, &[&number.to_string()], 2.0);
+        }
+        assert_eq!(metrics.render(GAUGES).lines().count(), MAX_SERIES + 2);
+        assert_eq!(metrics.value(&DEPTH, &[OTHER_LABEL]), None);
+        assert_eq!(metrics.value(&SEEN, &[OTHER_LABEL]), Some(200.0));
+    }
+
+    #[test]
+    fn replaced_metrics_have_no_earlier_series_and_others_stay() {
+        let metrics = Metrics::default();
+        metrics.add(&SEEN, &["red"], 1);
+        metrics.set(&LEVEL, &[], 0.5);
+        metrics.observe(&WORK, &[], Duration::from_secs(1));
+        let current = Metrics::default();
+        current.clear(&SEEN);
+        current.set(&SEEN, &["blue"], 3.0);
+        current.clear(&LEVEL);
+        metrics.replace(&current);
+        assert_eq!(metrics.value(&SEEN, &["red"]), None);
+        assert_eq!(metrics.value(&SEEN, &["blue"]), Some(3.0));
+        assert!(metrics.render(&[&LEVEL]).ends_with("\nlevel 0\n"));
+        assert_eq!(metrics.value(&WORK, &[]), Some(1.0));
     }
 
     #[test]

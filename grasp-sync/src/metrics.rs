@@ -64,6 +64,9 @@ pub trait MetricSink {
     /// Adds to a counter.
     fn add(&self, metric: &Metric, labels: &[&str], amount: u64);
     /// Sets a gauge, or a counter that is counted elsewhere.
+    ///
+    /// A registry that limits its series leaves out further ones of a gauge, which have no common value, and adds up those of
+    /// a counter, which [`clear`](Self::clear) precedes.
     fn set(&self, metric: &Metric, labels: &[&str], to: f64);
     /// Removes the series with this first label.
     fn remove(&self, metric: &Metric, first: &str);
@@ -141,6 +144,9 @@ const OF_STATUS: [(&Metric, StatusValue); 11] = [
 ];
 
 /// Sets what the status of each relay says, and the totals. Series of other relays are removed.
+///
+/// In a registry that is read meanwhile, record into an empty one, and replace the metrics that were set or cleared by it at
+/// once: otherwise a reader may find a part of them.
 pub fn record_status(metrics: &impl MetricSink, relays: &BTreeMap<RelayUrl, RelayStatus>) {
     for (metric, value) in OF_STATUS {
         metrics.clear(metric);
@@ -175,14 +181,16 @@ pub struct SyncMetrics(Arc<Mutex<BTreeMap<&'static str, Series>>>);
 /// The series of one metric, by label values.
 type Series = BTreeMap<Vec<String>, f64>;
 
-/// Series of one metric; of more, the rest share the label `(rest)`. Any event can name a relay.
+/// Series of one metric; of a counter with more, the rest share the label `(rest)`. Any event can name a relay.
 const MAX_SERIES: usize = 512;
 
 impl SyncMetrics {
     /// Returns all metrics in the text format of Prometheus, with this status.
     pub fn render(&self, status: &Status) -> String {
-        record_status(self, &status.relays);
-        let families = self.families();
+        let current = Self::default();
+        record_status(&current, &status.relays);
+        let mut families = self.families();
+        families.append(&mut current.families());
         let mut text = String::new();
         for metric in ALL {
             let kind = match metric.kind {
@@ -198,19 +206,23 @@ impl SyncMetrics {
         text
     }
 
-    fn change(&self, metric: &Metric, labels: &[&str], change: impl FnOnce(&mut f64)) {
-        let mut families = self.families();
-        let series = families.entry(metric.name).or_default();
-        let mut labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
-        if series.len() >= MAX_SERIES && !series.contains_key(&labels) {
-            labels = vec!["(rest)".to_owned(); labels.len()];
-        }
-        change(series.entry(labels).or_default());
-    }
-
     fn families(&self) -> MutexGuard<'_, BTreeMap<&'static str, Series>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Adds to the series with these labels; beyond the limit to the one that the rest share.
+fn add_to(series: &mut Series, labels: Vec<String>, amount: f64) {
+    let is_further = series.len() >= MAX_SERIES && !series.contains_key(&labels);
+    let labels = match is_further {
+        true => vec!["(rest)".to_owned(); labels.len()],
+        false => labels,
+    };
+    *series.entry(labels).or_default() += amount;
+}
+
+fn owned(labels: &[&str]) -> Vec<String> {
+    labels.iter().map(|label| (*label).to_owned()).collect()
 }
 
 fn write_line(text: &mut String, metric: &Metric, labels: &[String], value: f64) {
@@ -228,11 +240,20 @@ fn write_line(text: &mut String, metric: &Metric, labels: &[String], value: f64)
 
 impl MetricSink for SyncMetrics {
     fn add(&self, metric: &Metric, labels: &[&str], amount: u64) {
-        self.change(metric, labels, |value| *value += amount as f64);
+        let mut families = self.families();
+        let series = families.entry(metric.name).or_default();
+        add_to(series, owned(labels), amount as f64);
     }
 
     fn set(&self, metric: &Metric, labels: &[&str], to: f64) {
-        self.change(metric, labels, |value| *value = to);
+        let mut families = self.families();
+        let series = families.entry(metric.name).or_default();
+        let labels = owned(labels);
+        if series.len() < MAX_SERIES || series.contains_key(&labels) {
+            series.insert(labels, to);
+        } else if metric.kind == MetricKind::Counter {
+            add_to(series, labels, to);
+        }
     }
 
     fn remove(&self, metric: &Metric, first: &str) {
@@ -242,7 +263,7 @@ impl MetricSink for SyncMetrics {
     }
 
     fn clear(&self, metric: &Metric) {
-        self.families().remove(metric.name);
+        self.families().insert(metric.name, Series::new());
     }
 }
 
@@ -267,8 +288,10 @@ mod tests {
 
     impl SyncMetrics {
         fn value(&self, metric: &Metric, labels: &[&str]) -> Option<f64> {
-            let labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
-            self.families().get(metric.name)?.get(&labels).copied()
+            self.families()
+                .get(metric.name)?
+                .get(&owned(labels))
+                .copied()
         }
     }
 
@@ -505,5 +528,37 @@ mod tests {
         assert!(
             text.contains("grasp_sync_requests_total{relay=\"(rest)\",request=\"(rest)\"} 512\n")
         );
+    }
+
+    #[test]
+    fn further_gauges_are_left_out_and_further_counters_added_up() {
+        let relay = |n: usize| format!("wss://r{n:04}.example.com").parse().unwrap();
+        let status = |n: usize| RelayStatus {
+            gaps: n as u64,
+            connects: 1,
+            failures: 1,
+            ..RelayStatus::default()
+        };
+        let relays = (0..2 * MAX_SERIES).map(|n| (relay(n), status(n)));
+        let all = Status {
+            relays: relays.collect(),
+            ..Status::default()
+        };
+        let metrics = SyncMetrics::default();
+        let text = metrics.render(&all);
+        assert_eq!(metrics.render(&all), text, "nothing is counted twice");
+        let lines = |metric: &Metric| {
+            let name = format!("{}{{", metric.name);
+            text.lines().filter(|line| line.starts_with(&name)).count()
+        };
+        assert_eq!(lines(&HEALTH), MAX_SERIES);
+        assert_eq!(metrics.value(&HEALTH, &["(rest)"]), None);
+        assert_eq!(lines(&ATTEMPTS), MAX_SERIES + 1);
+        let rest = metrics.value(&ATTEMPTS, &["(rest)", "(rest)"]);
+        assert_eq!(rest, Some((3 * MAX_SERIES) as f64));
+        let further: usize = (MAX_SERIES..2 * MAX_SERIES).sum();
+        let rest = metrics.value(&GAPS, &["(rest)"]);
+        assert_eq!(rest, Some(further as f64));
+        assert_eq!(metrics.value(&TRACKED, &[]), Some((2 * MAX_SERIES) as f64));
     }
 }
