@@ -41,6 +41,7 @@ use nostr_database::{
 };
 use tokio::sync::{Mutex, broadcast};
 
+use self::feed::Pages;
 use self::rules::Rules;
 use crate::local::{BoxFuture, BoxStream, InventoryFailed, News, Row, SyncedRelay, Taken};
 
@@ -185,7 +186,7 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
     }
 
     /// Returns the stored events that an event may remove: a deletion (NIP-09) or a wish to vanish (NIP-62).
-    async fn removable_by(&self, event: &Event) -> Result<Vec<Event>, Error> {
+    async fn removable_by(&self, event: &Event) -> Result<Vec<Removable>, Error> {
         let own = Filter::new().author(event.pubkey);
         let mut filters = Vec::new();
         if event.kind == Kind::RequestToVanish {
@@ -194,7 +195,7 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
             // A request with too many targets is refused by this crate's rules, but the database may obey it.
             let Ok(named) = DeletionRequest::parse(event) else {
                 filters.push(own.kinds(kinds::SELF_SUBSCRIPTION_KINDS));
-                return self.find_all(filters).await;
+                return self.find_removable(filters).await;
             };
             if !named.ids.is_empty() {
                 filters.push(own.clone().ids(named.ids));
@@ -207,32 +208,35 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
                 filters.push(own.kind(kinds::ANNOUNCEMENT));
             }
         }
-        self.find_all(filters).await
+        self.find_removable(filters).await
     }
 
-    async fn find_all(&self, filters: Vec<Filter>) -> Result<Vec<Event>, Error> {
+    /// Finds all stored events that match, page by page: a deletion may remove more than a list may have.
+    async fn find_removable(&self, filters: Vec<Filter>) -> Result<Vec<Removable>, Error> {
         let mut found = Vec::new();
         for filter in filters {
-            let filter = filter.limit(self.0.max_rows);
-            found.extend(self.0.database.query(filter).await?);
+            let mut pages = Pages::new(filter);
+            while let Some(events) = pages.next(&self.0.database).await? {
+                found.extend(events.iter().map(Removable::of));
+            }
         }
         Ok(found)
     }
 
     /// Tells sync of those events that are no longer stored.
-    async fn tell_removed(&self, events: Vec<Event>) -> Result<(), Error> {
+    async fn tell_removed(&self, events: Vec<Removable>) -> Result<(), Error> {
         for event in events {
             let status = self.0.database.check_id(&event.id).await?;
             if status != DatabaseEventStatus::Saved {
-                self.tell_gone(&event);
+                self.tell_gone(event);
             }
         }
         Ok(())
     }
 
-    fn tell_gone(&self, event: &Event) {
-        self.0.rules.removed(event);
-        self.tell(News::removed(event));
+    fn tell_gone(&self, event: Removable) {
+        self.0.rules.gone(&event.news);
+        self.tell(event.news);
     }
 
     async fn ingest_one(&self, event: &Event) -> Taken {
@@ -275,6 +279,21 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
         }
         let row = |(id, at)| Row { at, id };
         Ok(items.into_iter().map(row).collect())
+    }
+}
+
+/// A stored event that may be removed, and what sync is told then.
+struct Removable {
+    id: EventId,
+    news: News,
+}
+
+impl Removable {
+    fn of(event: &Event) -> Self {
+        Self {
+            id: event.id,
+            news: News::removed(event),
+        }
     }
 }
 
@@ -351,7 +370,7 @@ impl<D: NostrDatabase> NostrDatabase for DatabaseRelay<D> {
     fn delete(&self, filter: Filter) -> DatabaseFuture<'_, ()> {
         Box::pin(async move {
             let _order = self.0.changes.lock().await;
-            let matching = self.find_all(vec![filter.clone()]).await?;
+            let matching = self.find_removable(vec![filter.clone()]).await?;
             self.0.database.delete(filter).await?;
             self.tell_removed(matching).await
         })
@@ -361,10 +380,10 @@ impl<D: NostrDatabase> NostrDatabase for DatabaseRelay<D> {
         Box::pin(async move {
             let _order = self.0.changes.lock().await;
             let announcements = Filter::new().kind(kinds::ANNOUNCEMENT);
-            let announcements = self.find_all(vec![announcements]).await?;
+            let announcements = self.find_removable(vec![announcements]).await?;
             self.0.database.wipe().await?;
             for event in announcements {
-                self.tell_gone(&event);
+                self.tell_gone(event);
             }
             Ok(())
         })

@@ -12,6 +12,7 @@ use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use nostr_database::NostrDatabase;
+use nostr_database::error::Error;
 use tokio::sync::broadcast;
 
 use super::{DatabaseRelay, announced_repo};
@@ -33,7 +34,7 @@ pub(super) fn begin<D: NostrDatabase>(
     let reader = Reader {
         relay,
         live,
-        stored: Some(Pages::new(kinds)),
+        stored: Some(Pages::new(Filter::new().kinds(kinds))),
         waiting: VecDeque::new(),
         expiring: BTreeMap::new(),
     };
@@ -81,16 +82,13 @@ impl<D: NostrDatabase> Reader<D> {
         let Some(pages) = &mut self.stored else {
             return;
         };
-        match self.relay.database().query(pages.filter()).await {
-            Ok(page) if page.is_empty() => self.caught_up(),
-            Ok(page) => match pages.page(page) {
-                Some(events) => {
-                    for event in events {
-                        self.stream(News::Accepted(Arc::new(event)));
-                    }
+        match pages.next(self.relay.database()).await {
+            Ok(Some(events)) => {
+                for event in events {
+                    self.stream(News::Accepted(Arc::new(event)));
                 }
-                None => self.caught_up(),
-            },
+            }
+            Ok(None) => self.caught_up(),
             Err(error) => {
                 tracing::error!(%error, "could not read the stored events; trying again");
                 tokio::time::sleep(RETRY_DELAY).await;
@@ -136,8 +134,9 @@ impl<D: NostrDatabase> Reader<D> {
                 return;
             }
             let expired = entry.remove();
-            self.relay.0.rules.removed(&expired.event);
-            self.waiting.push_back(News::removed(&expired.event));
+            let news = News::removed(&expired.event);
+            self.relay.0.rules.gone(&news);
+            self.waiting.push_back(news);
         }
     }
 }
@@ -151,10 +150,10 @@ async fn until(at: Option<Timestamp>) {
     tokio::time::sleep(Duration::from_secs(left)).await;
 }
 
-/// The pages of the stored events of some kinds, newest first.
+/// The pages of all stored events that match a filter, newest first.
 #[derive(Debug)]
-struct Pages {
-    kinds: Vec<Kind>,
+pub(super) struct Pages {
+    matching: Filter,
     limit: usize,
     until: Option<Timestamp>,
     /// Ids of the second at which the last page ended: the next one begins with it.
@@ -162,17 +161,26 @@ struct Pages {
 }
 
 impl Pages {
-    fn new(kinds: Vec<Kind>) -> Self {
+    pub(super) fn new(matching: Filter) -> Self {
         Self {
-            kinds,
             limit: PAGE,
-            until: None,
+            until: matching.until,
             seen: BTreeSet::new(),
+            matching,
         }
     }
 
+    /// Reads the next page; returns its new events, or `None` after the last. A failed read can be repeated.
+    pub(super) async fn next(
+        &mut self,
+        database: &impl NostrDatabase,
+    ) -> Result<Option<Vec<Event>>, Error> {
+        let page = database.query(self.filter()).await?;
+        Ok(self.page(page))
+    }
+
     fn filter(&self) -> Filter {
-        let mut filter = Filter::new().kinds(self.kinds.iter().copied());
+        let mut filter = self.matching.clone();
         filter.until = self.until;
         filter.limit(self.limit)
     }
@@ -232,7 +240,7 @@ mod tests {
         // Half of the events were signed in one second.
         let second = |n: u16| if n < 5_000 { 7 } else { u64::from(n / 3) };
         let stored: BTreeSet<Event> = (0..10_000).map(|n| event(n, second(n))).collect();
-        let mut pages = Pages::new(vec![Kind::GitIssue]);
+        let mut pages = Pages::new(Filter::new().kind(Kind::GitIssue));
         let mut read = Vec::new();
         loop {
             let filter = pages.filter();

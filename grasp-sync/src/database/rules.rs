@@ -14,9 +14,8 @@ use nostr_database::{DatabaseEventStatus, NostrDatabase};
 use tokio::sync::OnceCell;
 
 use super::announced_repo;
-
-/// Announcements that are read at the start.
-const MAX_REPOS: usize = 1_000_000;
+use super::feed::Pages;
+use crate::local::News;
 
 type OwnRule = Box<dyn Fn(&Event) -> Result<(), Retry> + Send + Sync>;
 
@@ -105,9 +104,9 @@ impl Rules {
     }
 
     async fn read(&self, database: &impl NostrDatabase) -> Result<(), Error> {
-        let all = Filter::new().kind(kinds::ANNOUNCEMENT).limit(MAX_REPOS);
-        for event in database.query(all).await? {
-            self.saved(&event);
+        let mut pages = Pages::new(Filter::new().kind(kinds::ANNOUNCEMENT));
+        while let Some(events) = pages.next(database).await? {
+            events.iter().for_each(|event| self.saved(event));
         }
         Ok(())
     }
@@ -120,10 +119,9 @@ impl Rules {
         }
     }
 
-    pub(super) fn removed(&self, event: &Event) {
-        let Some(repo) = announced_repo(event) else {
-            return;
-        };
+    /// Forgets a repository that was retired.
+    pub(super) fn gone(&self, news: &News) {
+        let News::Retired(repo) = news else { return };
         let mut repos = self.repos();
         if let Some(owners) = repos.get_mut(&repo.identifier) {
             owners.remove(&repo.owner);

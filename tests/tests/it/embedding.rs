@@ -286,6 +286,28 @@ async fn a_database_relay_that_follows_unlisted_repositories_keeps_its_rule() {
 }
 
 #[tokio::test]
+async fn more_removals_than_a_list_may_have_are_streamed() {
+    let relay = DatabaseRelay::new(MemoryDatabase::unbounded(), own()).with_max_rows(4);
+    let alice = Author::new();
+    let issues: Vec<Event> = (0..20)
+        .map(|n| alice.earlier(n).issue(&alice.repo("x"), ""))
+        .collect();
+    for issue in &issues {
+        relay.save_event(issue).await.unwrap();
+    }
+    let mut news = relay.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
+    while news.next().await != Some(News::CaughtUp) {}
+    relay
+        .delete(Filter::new().kind(Kind::GitIssue))
+        .await
+        .unwrap();
+    let removed: Vec<News> = news.take(20).collect().await;
+    for issue in &issues {
+        assert!(removed.contains(&News::Removed(issue.id)), "{removed:?}");
+    }
+}
+
+#[tokio::test]
 async fn expired_announcements_are_retired_unless_a_newer_one_replaced_them() {
     let relay = DatabaseRelay::new(MemoryDatabase::unbounded(), own());
     let alice = Author::new();
