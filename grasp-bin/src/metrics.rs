@@ -56,7 +56,7 @@ fn defined(metric: &metrics::Metric) -> Metric {
         name: metric.name,
         kind: match metric.kind {
             MetricKind::Counter => Kind::Counter,
-            MetricKind::Gauge => Kind::Gauge,
+            _ => Kind::Gauge,
         },
         help: metric.help,
         labels: metric.labels,

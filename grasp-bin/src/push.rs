@@ -151,9 +151,7 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
 /// Returns a repository at a server. Git proves there who the user is only if the server's document says that it is for its
 /// members (GRASP-08).
 async fn remote_at(server: &Target, repo: &RepoId, keys: &Keys) -> Result<Remote> {
-    let everywhere = OutboundPolicy {
-        allow_private: true,
-    };
+    let everywhere = OutboundPolicy::everywhere();
     let facts = relay_information(&server.relay()?, everywhere, &Roots::default()).await;
     let is_private = facts.is_some_and(|facts| facts.is_private);
     Ok(Remote {

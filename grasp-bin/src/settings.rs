@@ -254,12 +254,11 @@ impl Settings {
             (None, Some(_)) => u64::MAX,
             (None, None) => usable_bytes(&self.repositories()),
         };
-        Quotas {
-            repository_bytes: self.git.repository_bytes,
-            owner_bytes: self.quota.owner_bytes,
-            total_bytes,
-            ..Quotas::default()
-        }
+        let mut quotas = Quotas::default();
+        quotas.repository_bytes = self.git.repository_bytes;
+        quotas.owner_bytes = self.quota.owner_bytes;
+        quotas.total_bytes = total_bytes;
+        quotas
     }
 
     /// Returns the limits of uploads that wait for their event: never more than purgatory keeps.

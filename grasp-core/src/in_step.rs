@@ -24,6 +24,7 @@ const MAX_HOSTS: usize = 1_024;
 
 /// How often servers are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CheckPolicy {
     /// The time between two checks without a reason. Default: 1 day.
     pub idle: Duration,

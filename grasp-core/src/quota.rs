@@ -78,6 +78,7 @@ serde_as_text!(QuotaSubject);
 
 /// The limits of git data that is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Quotas {
     /// Bytes that one repository may have.
     pub repository_bytes: u64,

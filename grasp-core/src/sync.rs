@@ -54,6 +54,7 @@ use self::versions::Versions;
 /// A change of the events that our own relay stores or holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum IndexChange {
     /// A repository was announced. The greatest version replaces relays and level, in whichever order versions come; a
     /// served version replaces every held one.

@@ -77,10 +77,8 @@ impl BenchEngine {
         match output {
             Output::Connect { relay, conn, .. } => {
                 let software = Some("grasp-relay".to_owned());
-                let facts = RelayFacts {
-                    software,
-                    ..RelayFacts::default()
-                };
+                let mut facts = RelayFacts::default();
+                facts.software = software;
                 self.inputs.push(Input::Connected {
                     relay,
                     conn,

@@ -8,6 +8,7 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
+use grasp_sync::core::outbound::OutboundPolicy;
 use grasp_sync::core::{RelayUrl, ServiceIdentity};
 use grasp_sync::database::DatabaseRelay;
 use grasp_sync::driver::RecordFile;
@@ -30,7 +31,7 @@ pub(crate) async fn start(
     if is_trial {
         relay = relay.following_unlisted();
         settings = settings.follow_unlisted();
-        settings.outbound.allow_private = true;
+        settings = settings.with_outbound(OutboundPolicy::everywhere());
     }
     let syncer = Syncer::start(Arc::new(relay.clone()), settings).await?;
     Ok((relay, syncer))

@@ -49,12 +49,16 @@ use crate::local::SyncedRelay;
 /// The settings of a [`Syncer`].
 ///
 /// ```
-/// use grasp_sync::driver::RecordFile;
+/// use std::time::Duration;
+/// use grasp_sync::driver::{Limits, RecordFile};
 /// use grasp_sync::Settings;
 ///
+/// let mut limits = Limits::default();
+/// limits.idle_timeout = Duration::from_secs(60);
 /// let mut settings = Settings::new("relay.example.com".parse()?)
 ///     .with_bootstrap(["wss://other.example.com".parse()?])
-///     .with_records(RecordFile::new("relays.jsonl"));
+///     .with_records(RecordFile::new("relays.jsonl"))
+///     .with_limits(limits);
 /// settings.engine.relays_per_repo = 16;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -121,6 +125,34 @@ impl Settings {
     #[must_use]
     pub fn with_observer(mut self, observer: impl Observer) -> Self {
         self.observer = Arc::new(observer);
+        self
+    }
+
+    /// Trusts these certificate authorities.
+    #[must_use]
+    pub fn with_roots(mut self, roots: Roots) -> Self {
+        self.roots = roots;
+        self
+    }
+
+    /// Dials the addresses that this policy allows.
+    #[must_use]
+    pub fn with_outbound(mut self, outbound: OutboundPolicy) -> Self {
+        self.outbound = outbound;
+        self
+    }
+
+    /// Limits connections by these.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Reads the time from this clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
         self
     }
 

@@ -183,6 +183,7 @@ impl SyncEngine {
 
 /// The settings of a [`SyncEngine`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// Our own service; never a target.
     pub own: ServiceIdentity,

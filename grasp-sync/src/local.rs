@@ -111,7 +111,7 @@ impl News {
     }
 }
 
-/// The local relay's answer to an event.
+/// The local relay's answer to an event. Exhaustive on purpose: a program that wraps a relay passes on every answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Taken {

@@ -39,6 +39,7 @@ use crate::engine::{Report, Source};
 
 /// The definition of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Metric {
     /// The name.
     pub name: &'static str,
@@ -52,6 +53,7 @@ pub struct Metric {
 
 /// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MetricKind {
     /// A value that only grows.
     Counter,

@@ -93,10 +93,9 @@ async fn row_of(base: &Base, subject: &QuotaSubject) -> Result<UsageRow, Databas
 
 /// Returns the quotas in force, also on a node that is not the writer.
 async fn quotas(base: &Base) -> Result<Quotas, DatabaseError> {
-    Ok(Quotas {
-        overrides: base.database.quotas().await?,
-        ..base.settings.quotas()
-    })
+    let mut quotas = base.settings.quotas();
+    quotas.overrides = base.database.quotas().await?;
+    Ok(quotas)
 }
 
 async fn read(base: &Base, owner: Option<PublicKey>) -> Result<UsageReport, DatabaseError> {

@@ -19,6 +19,7 @@ use crate::time::Mono;
 /// Limits for one author and for one root within the window. The defaults are far above what the busiest known
 /// repositories have in total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FanOutLimits {
     /// Time after which counting begins anew.
     pub window: Duration,

@@ -82,7 +82,8 @@ pub enum Outcome {
     Refused { reason: Rejection, retry: Retry },
 }
 
-/// The time after which a refused event may be offered again.
+/// The time after which a refused event may be offered again. Exhaustive on purpose: whoever keeps refused events must know
+/// all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Retry {
     /// Never: sync does not fetch that id again.

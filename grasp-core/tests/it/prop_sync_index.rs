@@ -84,9 +84,7 @@ impl Model {
                     .extend(repos.into_iter().map(|repo| (root, repo)));
             }
             IndexChange::RootRemoved { root } => self.roots.retain(|(have, _)| *have != root),
-            IndexChange::Replied { .. } | IndexChange::MemberAdded { .. } => {
-                unreachable!("neither replies nor members in this model")
-            }
+            other => unreachable!("{other:?} is not in this model"),
         }
     }
 

@@ -536,10 +536,8 @@ async fn a_full_repository_still_admits_its_maintainers() {
         count: 5,
         bytes: 1 << 20,
     };
-    let limits = FanOutLimits {
-        root,
-        ..FanOutLimits::default()
-    };
+    let mut limits = FanOutLimits::default();
+    limits.root = root;
     server.pipeline.fan_out = Mutex::new(FanOut::new(limits));
     let (alice, bob, eve) = (Keys::generate(), Keys::generate(), Keys::generate());
     let clone = format!("https://us.example/{}/x.git", npub(&alice.public_key()));

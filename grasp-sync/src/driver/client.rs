@@ -24,6 +24,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The reason why a relay did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Unanswered {
     /// The connection is lost, or the answer took too long.
     #[error("the connection to the relay was lost")]

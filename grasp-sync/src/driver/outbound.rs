@@ -74,6 +74,7 @@ pub struct Roots(Arc<RootCertStore>);
 
 /// The reason why a text adds no certificate authority.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BadRoots {
     /// It is no PEM, or none with certificates.
     #[error("there is no certificate in it; one in PEM begins with -----BEGIN CERTIFICATE-----")]
@@ -614,9 +615,7 @@ mod tests {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        let policy = OutboundPolicy {
-            allow_private: true,
-        };
+        let policy = OutboundPolicy::everywhere();
         for _ in 0..50 {
             let facts = relay_information(&relay, policy, &Roots::default()).await;
             assert!(facts.is_some_and(|facts| facts.is_grasp));

@@ -8,6 +8,7 @@ use super::Config;
 
 /// The part of a relay's NIP-11 document that matters here. The default is a relay without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RelayFacts {
     /// True if there is a document.
     pub has_document: bool,

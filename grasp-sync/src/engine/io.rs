@@ -19,7 +19,7 @@ use super::relay::RelayRecord;
 use crate::limits::Refusal;
 use grasp_core::sync::{ConnectionStatus, IndexChange};
 
-/// An input of the engine.
+/// An input of the engine. Exhaustive on purpose, like [`Output`]: a driver that is written for one version knows them all.
 #[derive(Clone, Debug)]
 #[allow(
     missing_docs,
@@ -268,6 +268,9 @@ pub enum InventoryFailed {
 }
 
 /// Something to be done. Never blocks: the result comes back as an [`Input`].
+///
+/// Exhaustive on purpose, like [`Input`], [`Said`], [`Frame`] and [`Outcome`]: an action that a driver does not know would
+/// be left undone in silence. A new one breaks its build instead.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(
     missing_docs,
@@ -568,6 +571,7 @@ pub enum Source {
 
 /// The state after a failed attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Failure {
     /// Failed attempts since the relay was last connected, this one included.
     pub attempt: u32,

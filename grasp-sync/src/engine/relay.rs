@@ -337,6 +337,7 @@ pub(super) fn forget(ctx: &mut Context<'_>, removed: &RelaySyncNeeds) {
 
 /// The record of one relay, in calendar time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RelayRecord {
     /// The address of the relay.
     pub relay: RelayUrl,

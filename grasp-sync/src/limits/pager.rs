@@ -26,6 +26,7 @@ pub fn history_limit(max_limit: Option<usize>) -> usize {
 
 /// Limits of a [`Pager`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PagerConfig {
     /// Rows per page; see [`history_limit`]. Default: 500.
     pub limit: usize,

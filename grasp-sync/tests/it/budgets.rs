@@ -24,10 +24,8 @@ fn open_subscriptions_stay_within_the_advertised_limit_and_the_rest_is_polled() 
         subs: 10,
         ..Script::default()
     };
-    let config = Config {
-        values_per_filter: 10,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.values_per_filter = 10;
     let mut setup = Setup::announced(config, script, 500);
     setup.run(20 * MINUTE);
     assert_eq!(setup.here(), 501);
@@ -65,10 +63,8 @@ fn unknown_software_gets_sixty_requests_at_once_and_then_two_a_second() {
         filters: 1,
         ..Script::default()
     };
-    let config = Config {
-        values_per_filter: 2,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.values_per_filter = 2;
     let mut setup = Setup::announced(config, script, 300);
     setup.run(10 * MINUTE);
     let starts = setup.starts();
@@ -97,10 +93,8 @@ fn high_latency_leaves_no_slot_idle_while_requests_wait() {
         ..Script::default()
     };
     // Ten values in a filter, since the software is known.
-    let config = Config {
-        values_per_filter: 1,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.values_per_filter = 1;
     let mut setup = Setup::announced(config, script, 180);
     setup.run(MINUTE);
     assert_eq!(setup.here(), 181);
@@ -116,10 +110,8 @@ fn high_latency_leaves_no_slot_idle_while_requests_wait() {
 
 #[test]
 fn small_live_filters_are_consolidated_without_losing_events() {
-    let config = Config {
-        consolidation_threshold: 12,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.consolidation_threshold = 12;
     let mut setup = Setup::announced(config, Script::default(), 0);
     setup.run(MINUTE);
     let mut published = Vec::new();
@@ -189,10 +181,8 @@ fn a_thousand_repositories_released_over_a_minute_share_requests() {
         software: Some("grasp-relay"),
         ..Script::default()
     };
-    let whole = Config {
-        full_sync_above: Some(32 * 1024),
-        ..defaults()
-    };
+    let mut whole = defaults();
+    whole.full_sync_above = Some(32 * 1024);
     for (config, script) in [
         (defaults(), Script::default()),
         (
@@ -218,13 +208,9 @@ fn a_thousand_repositories_released_over_a_minute_share_requests() {
 fn at_most_eight_handshakes_at_once_a_quarter_second_apart() {
     let mut now = Setup::new(defaults(), Script::default(), 0).sim.now;
     let bootstrap: Vec<RelayUrl> = (0..40).map(relay).collect();
-    let mut engine = SyncEngine::new(
-        now,
-        Config {
-            bootstrap,
-            ..defaults()
-        },
-    );
+    let mut config = defaults();
+    config.bootstrap = bootstrap;
+    let mut engine = SyncEngine::new(now, config);
     // No relay answers, so that all handshakes stay open.
     let mut dials: Vec<(Mono, RelayUrl, ConnId)> = Vec::new();
     let mut note = |now: Now, outputs: Vec<Output>| {
@@ -395,11 +381,9 @@ fn invented_relays_do_not_delay_relays_that_several_owners_list() {
 
 #[test]
 fn connections_are_bounded_in_total_and_per_host() {
-    let config = Config {
-        connections: 10,
-        connections_per_host: 3,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.connections = 10;
+    config.connections_per_host = 3;
     let mut setup = Setup::new(config, Script::default(), 0);
     let paths = (0..20).map(|n| format!("wss://real.example/{n}").parse().unwrap());
     let names = (0..40).map(|n| format!("wss://z{n}.example").parse().unwrap());

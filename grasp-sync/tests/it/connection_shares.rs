@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use grasp_core::RelayUrl;
 use grasp_core::sync::{IndexChange, SyncLevel};
-use grasp_sync::engine::{Accepted, Config, Input, Report};
+use grasp_sync::engine::{Accepted, Input, Report};
 
 use crate::setup::{HOUR, MINUTE, Setup, defaults, version};
 use crate::sim::peer::Peer;
@@ -58,14 +58,9 @@ fn many_relays(count: usize) -> Vec<RelayUrl> {
 }
 
 fn setup(connections: usize) -> Setup {
-    Setup::new(
-        Config {
-            connections,
-            ..defaults()
-        },
-        Script::default(),
-        5,
-    )
+    let mut config = defaults();
+    config.connections = connections;
+    Setup::new(config, Script::default(), 5)
 }
 
 #[test]

@@ -135,10 +135,8 @@ fn old_events_arrive_live_after_our_own_restart() {
 
 #[test]
 fn old_events_arrive_live_after_a_consolidation() {
-    let config = Config {
-        consolidation_threshold: 12,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.consolidation_threshold = 12;
     let mut setup = Setup::announced(config, quick(Script::default()), 0);
     setup.run(MINUTE);
     for _ in 0..30 {
@@ -184,10 +182,8 @@ fn old_events_arrive_live_across_the_default_consolidation_threshold() {
 
 #[test]
 fn old_events_arrive_during_a_consolidation() {
-    let config = Config {
-        consolidation_threshold: 12,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.consolidation_threshold = 12;
     let script = Script {
         latency_ms: (200, 200),
         ..Script::default()
@@ -242,10 +238,9 @@ fn mirror() -> Script {
 }
 
 fn whole_config() -> Config {
-    Config {
-        full_sync_above: Some(8_000),
-        ..defaults()
-    }
+    let mut config = defaults();
+    config.full_sync_above = Some(8_000);
+    config
 }
 
 #[test]
@@ -324,10 +319,8 @@ fn with_all_slots_used(neg: Neg) -> Setup {
         neg,
         ..Script::default()
     };
-    let config = Config {
-        values_per_filter: 10,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.values_per_filter = 10;
     let mut setup = Setup::announced(config, script, 500);
     setup.run(30 * MINUTE);
     setup

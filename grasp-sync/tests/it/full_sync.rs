@@ -14,10 +14,9 @@ use crate::sim::{START, event};
 const THREADS: usize = 100;
 
 fn config() -> Config {
-    Config {
-        full_sync_above: Some(8_000),
-        ..defaults()
-    }
+    let mut config = defaults();
+    config.full_sync_above = Some(8_000);
+    config
 }
 
 fn grasp() -> Script {
@@ -191,10 +190,8 @@ fn a_new_thread_is_fetched_by_id_and_needs_no_subscription() {
 
 #[test]
 fn filters_are_used_for_few_threads_and_for_other_relays() {
-    let far_off = Config {
-        full_sync_above: Some(100_000),
-        ..defaults()
-    };
+    let mut far_off = defaults();
+    far_off.full_sync_above = Some(100_000);
     for (config, script) in [
         (far_off, grasp()),
         (defaults(), grasp()),

@@ -3,7 +3,9 @@
 use grasp_core::Now;
 use grasp_core::admission::SyncPath;
 use grasp_core::sync::{CONFIRMED_RETENTION, ConnectionStatus, SyncLevel};
-use grasp_sync::engine::{Config, ConnId, Fault, Frame, Input, Output, Report, Said, SyncEngine};
+use grasp_sync::engine::{
+    ConnId, Fault, Frame, Input, Output, RelayFacts, Report, Said, SyncEngine,
+};
 
 use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
 use crate::sim::chance::Chance;
@@ -293,10 +295,8 @@ fn fetching_continues_over_short_connections() {
         neg: Neg::Disabled,
         ..Script::default()
     };
-    let config = Config {
-        values_per_filter: 20,
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.values_per_filter = 20;
     let mut setup = Setup::announced(config, script, 400);
     setup.run(20 * HOUR);
     assert_eq!(setup.here(), 401);
@@ -355,10 +355,8 @@ fn an_announcement_with_other_relays_changes_the_connections() {
 
 #[test]
 fn bootstrap_relays_are_always_dialled_and_never_retired() {
-    let config = Config {
-        bootstrap: vec![relay(0)],
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.bootstrap = vec![relay(0)];
     let mut setup = Setup::announced(config, Script::default(), 5);
     setup.run(MINUTE);
     setup.announce(&[]);
@@ -373,13 +371,9 @@ fn bootstrap_relays_are_always_dialled_and_never_retired() {
 #[test]
 fn an_engine_with_bootstrap_relays_has_a_deadline_at_the_start() {
     let now = Setup::new(defaults(), Script::default(), 0).sim.now;
-    let mut engine = SyncEngine::new(
-        now,
-        Config {
-            bootstrap: vec![relay(0), relay(1)],
-            ..defaults()
-        },
-    );
+    let mut config = defaults();
+    config.bootstrap = vec![relay(0), relay(1)];
+    let mut engine = SyncEngine::new(now, config);
     assert!(engine.next_deadline().is_some_and(|at| at <= now.mono));
     let dials = |out: Vec<Output>| {
         out.into_iter()
@@ -410,19 +404,16 @@ fn our_own_address_is_never_dialled() {
 
 #[test]
 fn a_private_service_is_disconnected_for_a_day() {
-    disconnected_for_a_day(Config {
-        can_authenticate: true,
-        ..defaults()
-    });
-    disconnected_for_a_day(Config {
-        is_private: true,
-        can_authenticate: false,
-        ..defaults()
-    });
+    for (is_private, can_authenticate) in [(false, true), (true, false)] {
+        disconnected_for_a_day(is_private, can_authenticate);
+    }
 }
 
-fn disconnected_for_a_day(mut config: Config) {
+fn disconnected_for_a_day(is_private: bool, can_authenticate: bool) {
+    let mut config = defaults();
     config.bootstrap = vec![relay(0)];
+    config.is_private = is_private;
+    config.can_authenticate = can_authenticate;
     let now = Setup::new(defaults(), Script::default(), 0).sim.now;
     let mut engine = SyncEngine::new(now, config);
     let out = engine.handle(now, Input::Tick);
@@ -430,10 +421,8 @@ fn disconnected_for_a_day(mut config: Config) {
         Output::Connect { conn, .. } => Some(*conn),
         _ => None,
     });
-    let facts = grasp_sync::engine::RelayFacts {
-        is_private: true,
-        ..Default::default()
-    };
+    let mut facts = RelayFacts::default();
+    facts.is_private = true;
     let connected = Input::Connected {
         relay: relay(0),
         conn: conn.unwrap(),
@@ -622,10 +611,8 @@ impl BetweenPrivate {
     }
 
     fn connected(&mut self) {
-        let facts = grasp_sync::engine::RelayFacts {
-            is_private: true,
-            ..Default::default()
-        };
+        let mut facts = RelayFacts::default();
+        facts.is_private = true;
         let connected = Input::Connected {
             relay: relay(0),
             conn: self.conn,
@@ -794,10 +781,8 @@ fn only_states_of_a_held_repository_are_requested_until_it_is_served() {
 #[test]
 fn repositories_that_the_feed_brings_after_a_start_are_compared_and_new_ones_are_paged() {
     for (is_new, wanted) in [(false, By::Neg), (true, By::Page)] {
-        let config = Config {
-            bootstrap: vec![relay(0)],
-            ..defaults()
-        };
+        let mut config = defaults();
+        config.bootstrap = vec![relay(0)];
         let mut chance = Chance::seeded(3);
         let mut sim = Sim::new(3, config);
         let script = Script {

@@ -7,7 +7,7 @@ use grasp_core::admission::{Retry, SyncPath};
 use grasp_core::nostr::event::Event;
 use grasp_core::{Mono, RepoId};
 use grasp_sync::engine::{
-    Config, Delivered, Input, Judged, Outcome, PeerReliability, RelayRecord, Report, Said, Source,
+    Delivered, Input, Judged, Outcome, PeerReliability, RelayRecord, Report, Said, Source,
 };
 
 use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
@@ -126,10 +126,8 @@ fn a_restart_continues_from_the_records_of_the_last_process() {
 #[test]
 fn announcements_are_compared_again_after_a_restart_if_configured() {
     for recheck_announcements in [false, true] {
-        let config = Config {
-            recheck_announcements,
-            ..defaults()
-        };
+        let mut config = defaults();
+        config.recheck_announcements = recheck_announcements;
         let mut setup = Setup::announced(config, Script::default(), 20);
         setup.run(HOUR).forget();
         setup.sim.crash(9);
@@ -147,10 +145,8 @@ fn announcements_are_compared_again_after_a_restart_if_configured() {
 
 #[test]
 fn coverage_is_void_if_the_local_store_was_lost() {
-    let config = Config {
-        bootstrap: vec![relay(0)],
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.bootstrap = vec![relay(0)];
     let mut setup = Setup::new(config, Script::default(), 20);
     setup.announce(&[relay(0)]);
     let announcement = setup.sim.local.stored.values().next().unwrap().clone();
@@ -558,10 +554,8 @@ fn failures_in_a_row_and_the_last_success_survive_a_restart() {
 
 #[test]
 fn events_that_a_mirror_lacks_are_counted_in_full_sync() {
-    let config = Config {
-        full_sync_above: Some(1_000),
-        ..defaults()
-    };
+    let mut config = defaults();
+    config.full_sync_above = Some(1_000);
     let script = Script {
         is_grasp: true,
         ..Script::default()

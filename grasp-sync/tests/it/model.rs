@@ -338,21 +338,18 @@ impl Model {
         }
     }
 
-    fn connect(&mut self, which: usize, facts: u8) {
+    fn connect(&mut self, which: usize, chosen: u8) {
         let Some((relay, conn)) = pick(&self.dials, which) else {
             return;
         };
-        let facts = RelayFacts {
-            has_document: facts % 2 == 0,
-            software: (facts % 3 == 0).then(|| "strfry".into()),
-            max_subscriptions: (facts % 2 == 0).then_some(usize::from(facts)),
-            max_limit: (facts % 5 == 0).then_some(usize::from(facts)),
-            max_message_length: (facts % 7 == 0).then_some(usize::from(facts) * 1_000),
-            is_grasp: facts % 4 < 2,
-            is_private: facts == 255,
-            version: None,
-            pubkey: None,
-        };
+        let mut facts = RelayFacts::default();
+        facts.has_document = chosen % 2 == 0;
+        facts.software = (chosen % 3 == 0).then(|| "strfry".into());
+        facts.max_subscriptions = (chosen % 2 == 0).then_some(usize::from(chosen));
+        facts.max_limit = (chosen % 5 == 0).then_some(usize::from(chosen));
+        facts.max_message_length = (chosen % 7 == 0).then_some(usize::from(chosen) * 1_000);
+        facts.is_grasp = chosen % 4 < 2;
+        facts.is_private = chosen == 255;
         self.conns.push((relay.clone(), conn));
         self.handle(Input::Connected {
             relay,

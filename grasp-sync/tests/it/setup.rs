@@ -33,10 +33,9 @@ pub(crate) fn version() -> Version {
 
 /// Returns the engine's own defaults.
 pub(crate) fn defaults() -> Config {
-    Config {
-        can_authenticate: true,
-        ..Config::new("us.example".parse().unwrap())
-    }
+    let mut config = Config::new("us.example".parse().unwrap());
+    config.can_authenticate = true;
+    config
 }
 
 pub(crate) struct Setup {

@@ -123,10 +123,8 @@ impl Sim {
 
     /// Replaces our process by another that has only what was on disk.
     pub(crate) fn crash(&mut self, seed: u64) {
-        let config = Config {
-            seed,
-            ..self.config.clone()
-        };
+        let mut config = self.config.clone();
+        config.seed = seed;
         self.engine = SyncEngine::new(self.now, config);
         self.in_transit
             .retain(|_, in_transit| matches!(in_transit, InTransit::Publish { .. }));

@@ -8,9 +8,7 @@ use crate::hunting::{MAIN, hosted_at};
 #[tokio::test]
 async fn an_archived_repository_is_served_and_read_only() {
     let archive = Instance::with(|settings| {
-        settings.outbound = OutboundPolicy {
-            allow_private: true,
-        };
+        settings.outbound = OutboundPolicy::everywhere();
         settings.policy.archive.everything = true;
     })
     .await;

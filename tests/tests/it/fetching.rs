@@ -18,9 +18,7 @@ use grasp_tests::{Behaviour, GitServer, Workdir};
 use nostr::key::PublicKey;
 use tempfile::TempDir;
 
-const LOOPBACK: OutboundPolicy = OutboundPolicy {
-    allow_private: true,
-};
+const LOOPBACK: OutboundPolicy = OutboundPolicy::everywhere();
 
 struct FetchFixture {
     fetcher: Fetcher,

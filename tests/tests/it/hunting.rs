@@ -19,9 +19,7 @@ pub(crate) async fn instance() -> Instance {
 }
 
 pub(crate) fn with_short_delays(settings: &mut Settings) {
-    settings.outbound = OutboundPolicy {
-        allow_private: true,
-    };
+    settings.outbound = OutboundPolicy::everywhere();
     settings.hunt.backoff.first = Duration::from_millis(300);
     settings.hunt.backoff.cap = Duration::from_millis(600);
     settings.hunt.answer_is_late = Duration::from_millis(500);

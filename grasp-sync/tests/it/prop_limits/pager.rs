@@ -144,10 +144,9 @@ fn run(config: PagerConfig, relay: &mut ModelRelay) -> Outcome {
 }
 
 fn config(smallest_page: usize) -> PagerConfig {
-    PagerConfig {
-        smallest_page,
-        ..PagerConfig::default()
-    }
+    let mut config = PagerConfig::default();
+    config.smallest_page = smallest_page;
+    config
 }
 
 proptest! {
@@ -210,12 +209,11 @@ proptest! {
         max_ties in 0..5_usize,
         since in prop::option::of(0..20_u64),
     ) {
-        let mut pager = Pager::new(PagerConfig {
-            max_pages,
-            max_ties,
-            since: since.map(Timestamp::from_secs),
-            ..PagerConfig::default()
-        });
+        let mut config = PagerConfig::default();
+        config.max_pages = max_pages;
+        config.max_ties = max_ties;
+        config.since = since.map(Timestamp::from_secs);
+        let mut pager = Pager::new(config);
         let mut pages = 0;
         let mut lowest = None;
         while let Next::Ask(request) = pager.next() {

@@ -56,13 +56,12 @@ impl Relay {
             2 => Some("strfry"),
             _ => None,
         };
-        RelayFacts {
-            software: software.map(str::to_owned),
-            max_subscriptions: Some(if software.is_some() { 200 } else { 20 }),
-            max_limit: Some(EVENTS_PER_PAGE),
-            is_grasp: software == Some("grasp-relay"),
-            ..RelayFacts::default()
-        }
+        let mut facts = RelayFacts::default();
+        facts.software = software.map(str::to_owned);
+        facts.max_subscriptions = Some(if software.is_some() { 200 } else { 20 });
+        facts.max_limit = Some(EVENTS_PER_PAGE);
+        facts.is_grasp = software == Some("grasp-relay");
+        facts
     }
 
     /// Returns whether it has an item. The first relay has all announcements, and the issues of its own repositories.

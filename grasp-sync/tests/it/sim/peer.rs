@@ -58,14 +58,13 @@ impl Peer {
 
     pub(crate) fn connect(&mut self, conn: ConnId) -> RelayFacts {
         self.connection = Some((conn, Connection::default()));
-        RelayFacts {
-            has_document: true,
-            software: self.script.software.map(str::to_owned),
-            max_subscriptions: self.script.is_open.then_some(self.script.subs),
-            max_limit: self.script.is_open.then_some(self.script.page),
-            is_grasp: self.script.is_grasp,
-            ..RelayFacts::default()
-        }
+        let mut facts = RelayFacts::default();
+        facts.has_document = true;
+        facts.software = self.script.software.map(str::to_owned);
+        facts.max_subscriptions = self.script.is_open.then_some(self.script.subs);
+        facts.max_limit = self.script.is_open.then_some(self.script.page);
+        facts.is_grasp = self.script.is_grasp;
+        facts
     }
 
     pub(crate) fn is_connected(&self, conn: ConnId) -> bool {

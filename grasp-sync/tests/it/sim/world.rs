@@ -18,11 +18,10 @@ use super::{START, Sim, event};
 /// A full pass every two to three hours, so that days are short.
 pub(crate) fn config() -> Config {
     let hours = |n: u64| std::time::Duration::from_secs(n * 60 * 60);
-    Config {
-        can_authenticate: true,
-        full_pass: (hours(2), hours(3)),
-        ..Config::new("us.example".parse().unwrap())
-    }
+    let mut config = Config::new("us.example".parse().unwrap());
+    config.can_authenticate = true;
+    config.full_pass = (hours(2), hours(3));
+    config
 }
 
 pub(crate) fn relay(n: usize) -> RelayUrl {
