@@ -15,6 +15,23 @@
 //!                 next_deadline() ────────────────────────────────────────────────────▶ timer
 //! ```
 //!
+//! # In a relay
+//!
+//! A relay implements [`SyncedRelay`], and starts a `Syncer` (feature `driver`) that keeps it complete:
+//!
+#![cfg_attr(feature = "driver", doc = "```no_run")]
+#![cfg_attr(not(feature = "driver"), doc = "```ignore")]
+//! use std::sync::Arc;
+//! use grasp_sync::{Settings, SyncedRelay, Syncer};
+//!
+//! async fn keep_complete(relay: Arc<dyn SyncedRelay>) -> Result<Syncer, Box<dyn std::error::Error>> {
+//!     let settings = Settings::new("relay.example.com".parse()?).with_bootstrap(["wss://other.example.com".parse()?]);
+//!     let syncer = Syncer::start(relay, settings).await?;
+//!     println!("complete: {}", syncer.until_complete().await.is_complete());
+//!     Ok(syncer)
+//! }
+//! ```
+//!
 //! # Overview
 //!
 //! 1. The local relay's feed tells which repositories and roots there are. After a short [window](engine::Config) the
@@ -31,33 +48,42 @@
 //!
 //! # The engine in a loop
 //!
-//! The engine is pure: it takes what happened and returns what to do. This is all that is needed to run it:
+//! The engine is pure: it takes what happened and returns what to do. This is a whole run of it, from an announcement here to
+//! an event of another relay that is stored:
 //!
 //! ```
-//! use grasp_core::{Mono, Now, Version};
-//! use grasp_core::nostr::event::EventId;
-//! use grasp_core::nostr::types::Timestamp;
-//! use grasp_core::sync::{IndexChange, SyncLevel};
-//! use grasp_sync::engine::{Accepted, Config, Fault, Input, Output, SyncEngine};
-//!
-//! let mut now = Now::new(Mono::ZERO, Timestamp::from_secs(1_700_000_000));
-//! let mut engine = SyncEngine::new(now, Config::new("us.example".parse()?));
-//!
-//! // The local relay accepts an announcement that names another relay.
-//! let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
-//! let change = IndexChange::Announced {
-//!     repo: format!("30617:{owner}:grasp").parse()?,
-//!     version: Version { created_at: now.unix, id: EventId::from_byte_array([7; 32]) },
-//!     relays: ["wss://other.example".parse()?].into(),
-//!     level: SyncLevel::Full,
+//! use std::collections::VecDeque;
+//! use grasp_sync::core::nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use grasp_sync::core::nostr::key::Keys;
+//! use grasp_sync::core::nostr::types::Timestamp;
+//! use grasp_sync::core::{Mono, Now};
+//! use grasp_sync::engine::{
+//!     Accepted, Config, Delivered, Frame, Input, InventoryFailed, Judged, Outcome, Output, Places, RelayFacts,
+//!     Report, Row, Said, SyncEngine, index_change,
 //! };
-//! let accepted = Accepted { event: None, is_uncounted: true, change: Some(change) };
-//! let mut inputs = vec![Input::Accepted(accepted), Input::FeedCaughtUp];
-//! let mut dialled = Vec::new();
+//! use grasp_sync::sync::SyncLevel;
 //!
-//! for _ in 0..20 {
+//! // The local relay accepts a repository. The other relay that it names has an issue of it.
+//! let keys = Keys::generate();
+//! let announcement = EventBuilder::new(Kind::GitRepoAnnouncement, "")
+//!     .tags([Tag::identifier("x"), Tag::parse(["relays", "wss://us.example", "wss://other.example"])?])
+//!     .finalize(&keys)?;
+//! let repo = format!("30617:{}:x", keys.public_key());
+//! let issue = EventBuilder::new(Kind::GitIssue, "it fails").tag(Tag::parse(["a", &repo])?).finalize(&keys)?;
+//! let accepted = Accepted {
+//!     event: Some(announcement.id),
+//!     is_uncounted: true,
+//!     change: index_change(&announcement, SyncLevel::Full),
+//! };
+//!
+//! let mut now = Now::new(Mono::ZERO, Timestamp::now());
+//! let mut engine = SyncEngine::new(now, Config::new("us.example".parse()?));
+//! let mut inputs = VecDeque::from([Input::Accepted(accepted), Input::FeedCaughtUp]);
+//! let mut has_issue = false;
+//! let mut stored = 0;
+//! for _ in 0..100 {
 //!     // A driver waits for whichever comes first: an input, or the deadline.
-//!     let input = match inputs.pop() {
+//!     let input = match inputs.pop_front() {
 //!         Some(input) => input,
 //!         None => {
 //!             let Some(deadline) = engine.next_deadline() else { break };
@@ -67,14 +93,36 @@
 //!     };
 //!     for output in engine.handle(now, input) {
 //!         // Nothing is waited for here. What comes of it will be an input.
-//!         if let Output::Connect { relay, conn, .. } = output {
-//!             dialled.push(now.mono);
-//!             inputs.push(Input::ConnectFailed { relay, conn, why: Fault::Unreachable });
+//!         match output {
+//!             Output::Connect { relay, conn, .. } => {
+//!                 inputs.push_back(Input::Connected { relay, conn, address: None, facts: RelayFacts::default() });
+//!             }
+//!             // Without a list there is nothing to compare by NIP-77, so history is requested page by page.
+//!             Output::FetchInventory { request, .. } => {
+//!                 inputs.push_back(Input::Inventory { request, items: Err(InventoryFailed::TooLarge) });
+//!             }
+//!             // The relay answers a request: the issue if it matches, and the end of what is stored. `limit: 0` is live.
+//!             Output::Send { relay, conn, frame: Frame::Subscribe { sub, filters, .. } } => {
+//!                 let row = Row::of(&issue);
+//!                 let places = Places::of(&filters, &issue);
+//!                 let is_live = filters.iter().any(|filter| filter.limit == Some(0));
+//!                 if !is_live && !places.is_empty() {
+//!                     let said = Said::Delivered { sub, rows: vec![Delivered { row, places }] };
+//!                     inputs.push_back(Input::Heard { relay: relay.clone(), conn, said });
+//!                     // The local relay verifies the event, and judges it by its own rules.
+//!                     let is_known = std::mem::replace(&mut has_issue, true);
+//!                     let outcome = if is_known { Outcome::Known } else { Outcome::Stored };
+//!                     let judged = vec![Judged { row, outcome }];
+//!                     inputs.push_back(Input::Ingested { relay: relay.clone(), conn, sub, judged });
+//!                 }
+//!                 inputs.push_back(Input::Heard { relay, conn, said: Said::Eose { sub, hint: None } });
+//!             }
+//!             Output::Report(Report::Stored { count, .. }) => stored += count,
+//!             _ => {}
 //!         }
 //!     }
 //! }
-//! let waits: Vec<_> = dialled.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
-//! assert_eq!(waits[..4], [5, 10, 20, 40]);
+//! assert_eq!(stored, 2, "the announcement by a client, the issue by sync");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
