@@ -22,6 +22,9 @@
 mod feed;
 mod rules;
 
+#[doc(no_inline)]
+pub use nostr_database;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::Pin;
@@ -59,6 +62,7 @@ const MAX_ROWS: usize = 1_000_000;
 /// ```
 /// use std::sync::Arc;
 /// use grasp_sync::database::DatabaseRelay;
+/// use grasp_sync::database::nostr_database::NostrDatabase;
 /// use grasp_sync::{Settings, Syncer};
 /// use nostr_sqlite::store::NostrSqlite;
 ///
@@ -68,6 +72,8 @@ const MAX_ROWS: usize = 1_000_000;
 /// let relay = DatabaseRelay::new(database, own.clone());
 /// let syncer = Syncer::start(Arc::new(relay.clone()), Settings::new(own)).await?;
 /// // From now on the relay saves through `relay`, which is a `NostrDatabase` too.
+/// # let event: grasp_sync::local::Event = unimplemented!();
+/// relay.save_event(&event).await?;
 /// # Ok(()) }
 /// ```
 pub struct DatabaseRelay<D>(Arc<Shared<D>>);

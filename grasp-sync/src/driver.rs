@@ -27,8 +27,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use futures_core::stream::BoxStream;
-use futures_util::stream;
 use grasp_core::nostr::key::Keys;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::outbound::OutboundPolicy;
@@ -36,6 +34,9 @@ use grasp_core::{Mono, Now, RelayUrl, ServiceIdentity};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::AbortHandle;
+
+#[doc(no_inline)]
+pub use hyper::{Request, Response, body::Bytes};
 
 pub use self::client::{Client, Unanswered};
 pub use self::connection::Limits;
@@ -275,19 +276,9 @@ impl Syncer {
         let _ = self.commands.send(Command::Bootstrap(relays)).await;
     }
 
-    /// Streams the reports from now on, until the syncer ends. A reader that is too slow misses the oldest; the
-    /// [`status`](Self::status) counts all.
-    pub fn reports(&self) -> BoxStream<'static, Report> {
-        Box::pin(stream::unfold(
-            self.reports.subscribe(),
-            async |mut reports| loop {
-                match reports.recv().await {
-                    Ok(report) => return Some((report, reports)),
-                    Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => return None,
-                }
-            },
-        ))
+    /// Returns the reports from now on.
+    pub fn reports(&self) -> Reports {
+        Reports(self.reports.subscribe())
     }
 
     /// Ends all connections, and returns when all records are on disk.
@@ -295,6 +286,39 @@ impl Syncer {
         let (reply, stopped) = oneshot::channel();
         let _ = self.commands.send(Command::Stop(reply)).await;
         let _ = stopped.await;
+    }
+}
+
+/// The reports of a [`Syncer`], until it ends.
+///
+/// A reader that is too slow misses the oldest; [`Syncer::status`] counts all.
+///
+/// ```
+/// use grasp_sync::driver::{Reports, Syncer};
+/// use grasp_sync::engine::Report;
+///
+/// async fn print_new_events(syncer: &Syncer) {
+///     let mut reports: Reports = syncer.reports();
+///     while let Some(report) = reports.next().await {
+///         if let Report::Stored { count, .. } = report {
+///             println!("{count} new events");
+///         }
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Reports(broadcast::Receiver<Report>);
+
+impl Reports {
+    /// Waits for the next report. Returns `None` once the syncer has ended.
+    pub async fn next(&mut self) -> Option<Report> {
+        loop {
+            match self.0.recv().await {
+                Ok(report) => return Some(report),
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
     }
 }
 

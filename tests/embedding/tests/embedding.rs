@@ -16,6 +16,7 @@ use grasp_sync::core::nostr::types::Timestamp;
 use grasp_sync::core::outbound::OutboundPolicy;
 use grasp_sync::core::{RelayUrl, RepoId, ServiceIdentity};
 use grasp_sync::database::DatabaseRelay;
+use grasp_sync::database::nostr_database::NostrDatabase;
 use grasp_sync::driver::{Client, Limits, Outbound, RecordFile, Roots};
 use grasp_sync::{Settings, SyncedRelay, Syncer};
 use nostr_sqlite::store::NostrSqlite;
@@ -202,6 +203,13 @@ async fn relays_of_strangers_are_kept_complete() {
         let rows = relay.inventory(issues.clone()).await.unwrap();
         assert_eq!(rows.len() as u64, ISSUES);
         assert_eq!(new == 0, is_restarted, "{new} new events");
+        if is_restarted {
+            // What clients publish is saved by the same trait, without another dependency.
+            let issue = sign(&Keys::generate(), Kind::GitIssue, 1, "", &[]);
+            assert!(relay.save_event(&issue).await.unwrap().is_success());
+            let rows = relay.inventory(issues.clone()).await.unwrap();
+            assert_eq!(rows.len() as u64, ISSUES + 1);
+        }
     }
     // A restart loses what is in memory, and the records do not hide that.
     for _ in 0..2 {
