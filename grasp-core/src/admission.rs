@@ -5,6 +5,61 @@
 //! ```
 //!
 //! [`judge`] is a pure function of the event, the time and the facts.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use grasp_core::admission::{
+//!     Answer, Archive, Bans, ExceededLimit, Facts, FanOut, FanOutLimits, Hold, KnownAnnouncement, MAX_TAGS,
+//!     MaintainedRepo, Needs, Origin, Outcome, Policy, Presence, Retry, SyncPath, Verdict, is_expired, judge,
+//! };
+//! use grasp_core::nip34::{Announcement, References};
+//! use grasp_core::{Mono, RepoId, Verified};
+//! use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
+//!
+//! let mut policy = Policy::new("grasp.example".parse()?);
+//! policy.bans = Bans::default();
+//! policy.archive = Archive::default();
+//! let alice = Keys::generate();
+//! let repo = RepoId::new(alice.public_key(), "x".parse()?);
+//! let clone = format!("https://grasp.example{}", policy.service.repo_path(&repo));
+//! let announcement = EventBuilder::new(Kind::GitRepoAnnouncement, "")
+//!     .tags([Tag::identifier("x"), Tag::parse(["clone", &clone])?, Tag::parse(["relays", "wss://grasp.example"])?])
+//!     .finalize(&alice)?;
+//! let now = announcement.created_at;
+//! assert!(!is_expired(&announcement, now) && announcement.tags.len() <= MAX_TAGS);
+//!
+//! // An announcement waits for its git data.
+//! let verdict = judge(&policy, now, &Origin::anonymous(), Verified::check(&announcement)?, &Facts::default());
+//! assert!(matches!(verdict, Verdict::Hold(Hold::Announcement)));
+//! let Answer { is_accepted, message } = verdict.outcome().answer();
+//! assert!(is_accepted && message.starts_with("purgatory:"), "{message}");
+//!
+//! // A state that arrives by sync: its announcement and the repositories that its author maintains are looked up.
+//! let state = EventBuilder::new(Kind::RepoState, "").tag(Tag::identifier("x")).finalize(&alice)?;
+//! let needs = Needs::of(&state);
+//! assert_eq!((needs.repo.as_ref(), needs.references), (Some(&repo), References::default()));
+//! let announcement = Arc::new(Announcement::parse(&announcement)?);
+//! let mut facts = Facts::default();
+//! facts.announcements.push(KnownAnnouncement { announcement, presence: Presence::Stored });
+//! facts.maintained.push(MaintainedRepo { repo: repo.clone(), presence: Presence::Stored });
+//! let from = Origin::Sync { relay: "wss://other.example".parse()?, path: SyncPath::Live };
+//! let verdict = judge(&policy, now, &from, Verified::check(&state)?, &facts);
+//! assert!(matches!(&verdict, Verdict::Hold(Hold::State(repos)) if *repos == [repo]), "{verdict:?}");
+//!
+//! // A patch of a repository that is not here may be offered again, once that is here.
+//! let patch = EventBuilder::new(Kind::GitPatch, "").finalize(&alice)?;
+//! let outcome = judge(&policy, now, &from, Verified::check(&patch)?, &Facts::default()).outcome();
+//! assert!(matches!(outcome, Outcome::Refused { retry: Retry::AfterDependency, .. }), "{outcome:?}");
+//!
+//! // One author may send a number of events in a day.
+//! let mut limits = FanOutLimits::default();
+//! limits.author.count = 1;
+//! let mut fan_out = FanOut::new(limits);
+//! assert_eq!(fan_out.admit(Mono::ZERO, &patch, &References::default()), Ok(()));
+//! assert_eq!(fan_out.admit(Mono::ZERO, &patch, &References::default()), Err(ExceededLimit::Author));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod fan_out;
 mod verdict;

@@ -1,6 +1,28 @@
 //! What authors may take back: deletion requests (NIP-09) and requests to vanish (NIP-62).
 //!
 //! Pure reading of the requests. Which events are here, and what was refused before, is the store's knowledge.
+//!
+//! ```
+//! use grasp_core::deletion::{DeletionRequest, MAX_TARGETS, TooManyTargets, coordinate, is_deletable, vanishes_from};
+//! use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
+//!
+//! let keys = Keys::generate();
+//! let issue = EventBuilder::new(Kind::GitIssue, "it fails").finalize(&keys)?;
+//! assert!(is_deletable(issue.kind) && !is_deletable(Kind::EventDeletion));
+//! assert_eq!(coordinate(&issue), None, "it is not addressable");
+//! let named = Tag::parse(["e", &issue.id.to_hex()])?;
+//! let request = EventBuilder::new(Kind::EventDeletion, "").tag(named.clone()).finalize(&keys)?;
+//! assert!(DeletionRequest::parse(&request)?.ids.contains(&issue.id));
+//! let too_many = vec![named; MAX_TARGETS + 1];
+//! let request = EventBuilder::new(Kind::EventDeletion, "").tags(too_many).finalize(&keys)?;
+//! assert_eq!(DeletionRequest::parse(&request), Err(TooManyTargets));
+//!
+//! let everywhere = Tag::parse(["relay", "ALL_RELAYS"])?;
+//! let request = EventBuilder::new(Kind::RequestToVanish, "").tag(everywhere).finalize(&keys)?;
+//! assert!(vanishes_from(&request, Some(&"grasp.example".parse()?)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::collections::BTreeSet;
 

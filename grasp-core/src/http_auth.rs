@@ -1,13 +1,33 @@
 //! Authorization of HTTP requests by signed events (NIP-98).
 //!
 //! ```
-//! use grasp_core::http_auth::{HttpAuthRule, judge_header};
-//! use nostr::types::Timestamp;
+//! use grasp_core::http_auth::{
+//!     HttpAuth, HttpAuthRefusal, HttpAuthRule, MAX_HEADER_BYTES, PayloadRule, UrlRule, judge_event, judge_header,
+//!     parse_header,
+//! };
+//! use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
 //!
-//! let service = "grasp.example".parse().unwrap();
+//! let service = "grasp.example".parse()?;
 //! let rule = HttpAuthRule::management(&service, b"{}");
-//! let refused = judge_header("Bearer x", &rule, Timestamp::from_secs(1)).unwrap_err();
+//! assert!(matches!((rule.url, rule.payload), (UrlRule::Service(_), PayloadRule::Required(_))));
+//!
+//! // A request to a repository is authorized by an event about its address.
+//! let alice = Keys::generate();
+//! let root = "https://grasp.example/npub1x/a.git";
+//! let event = EventBuilder::new(Kind::HttpAuth, "")
+//!     .tags([Tag::parse(["u", root])?, Tag::parse(["method", "GET"])?])
+//!     .finalize(&alice)?;
+//! let auth: HttpAuth = judge_event(&event, &HttpAuthRule::git(root), event.created_at)?;
+//! assert_eq!(auth.author, alice.public_key());
+//! let refused: HttpAuthRefusal = judge_event(&event, &rule, event.created_at).unwrap_err();
+//! assert_ne!(refused, HttpAuthRefusal::NotNostr);
+//!
+//! // The header has it as base64. It is read before its signature is checked, which costs more.
+//! let refused = judge_header("Bearer x", &rule, event.created_at).unwrap_err();
 //! assert_eq!(refused.to_string(), "the Authorization header is not `Nostr` and base64");
+//! assert!(parse_header(&"x".repeat(MAX_HEADER_BYTES + 1)).is_err());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 use std::time::Duration;

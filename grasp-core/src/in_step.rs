@@ -3,6 +3,41 @@
 //! [`Checker`] decides when the refs of which server are compared. It asks little: a server once an hour after a change or a
 //! visit of the page, else once a day, one repository after the other and a few in a minute, and not while the server asks
 //! for less. What the comparison found is kept until the next one.
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use std::time::Duration;
+//! use grasp_core::in_step::{
+//!     Announced, Check, CheckPolicy, CheckResult, Checker, HostSteps, Input, RefsStep, ServerStep, different_refs,
+//! };
+//! use grasp_core::{CloneUrl, Mono, Now, RefName, RepoId};
+//! use nostr::key::PublicKey;
+//! use nostr::types::Timestamp;
+//!
+//! let repo = RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse()?);
+//! let server: CloneUrl = "https://other.example/x.git".parse()?;
+//! let mut now = Now::new(Mono::ZERO, Timestamp::from_secs(1_700_000_000));
+//! let mut checker = Checker::new(CheckPolicy::default());
+//! let announced = Announced { repo: repo.clone(), servers: vec![server.clone()], changed_at: now.unix };
+//! let mut due: Vec<Check> = checker.handle(now, Input::Listed(vec![announced]));
+//! while due.is_empty() {
+//!     let deadline = checker.next_deadline().expect("a check is to come");
+//!     now = now.after(deadline - now.mono);
+//!     due = checker.handle(now, Input::Tick);
+//! }
+//! assert_eq!((&due[0].repo, &due[0].server), (&repo, &server));
+//!
+//! // The refs of the server are read and compared.
+//! let main = RefName::new("refs/heads/main")?;
+//! let ours = BTreeMap::from([(main, "a".repeat(40).parse()?)]);
+//! let result = CheckResult::Compared { different: different_refs(&ours, &BTreeMap::new()) };
+//! let _ = checker.handle(now, Input::Checked { repo: repo.clone(), server: server.clone(), result });
+//! let step: ServerStep = checker.steps(&repo)[&server];
+//! assert_eq!(step.refs, RefsStep::Different(1));
+//! let of_host: HostSteps = checker.hosts()[&server.host()];
+//! assert_eq!(of_host.different, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -14,10 +49,10 @@ use crate::repo::{CloneUrl, Host, Oid, RefName, RepoId};
 use crate::time::{Mono, Now};
 
 /// Repositories whose servers are checked; those listed first.
-pub const MAX_REPOS: usize = 10_000;
+const MAX_REPOS: usize = 10_000;
 
 /// Servers of one repository that are checked; those that its announcement names first.
-pub const MAX_SERVERS: usize = 16;
+const MAX_SERVERS: usize = 16;
 
 /// Hosts of which nothing needs to be remembered are forgotten when there are more than this.
 const MAX_HOSTS: usize = 1_024;

@@ -1,4 +1,30 @@
 //! The event kinds that have a meaning in GRASP.
+//!
+//! | kind | is |
+//! |---|---|
+//! | 30617, 30618 | an announcement, a state |
+//! | 1617, 1618, 1619, 1621 | the root of a thread |
+//! | 1111, 1, 1622 | a reply |
+//! | 5, 62 | a deletion request, a request to vanish |
+//! | 10317 | a user's list of GRASP servers |
+//!
+//! ```
+//! use grasp_core::kinds::*;
+//!
+//! let numbers = [ANNOUNCEMENT, STATE, PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE, DELETION, VANISH, GRASP_LIST];
+//! assert_eq!(numbers.map(|kind| kind.as_u16()), [30617, 30618, 1617, 1618, 1619, 1621, 5, 62, 10317]);
+//! assert_eq!([COVER_NOTE, CI_RESULT].map(|kind| kind.as_u16()), [1624, 9842]);
+//! let named_by_others = [SOFTWARE, SOFTWARE_RELEASE, PROJECT, CONTAINER];
+//! assert_eq!(named_by_others.map(|kind| kind.as_u16()), [32267, 30063, 30621, 30624]);
+//!
+//! // What sync asks the local relay for, and what other events of a thread are.
+//! let mut wanted = ROOT_KINDS.iter().chain(&REPLY_KINDS).chain(&named_by_others);
+//! assert!(wanted.all(|kind| SELF_SUBSCRIPTION_KINDS.contains(kind)));
+//! assert!(COMMON_REPO_KINDS.contains(&DELETION) && PARTICIPATION_KINDS.contains(&ISSUE));
+//! // What is stored of an author who takes part, from anybody, and never.
+//! assert!(PROFILE_KINDS.iter().all(|kind| is_replaceable(*kind)));
+//! assert!(UNCONDITIONAL_KINDS.contains(&VANISH) && NEVER_STORED_KINDS.iter().all(|kind| !is_replaceable(*kind)));
+//! ```
 
 use nostr::event::Kind;
 

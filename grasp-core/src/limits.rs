@@ -6,6 +6,28 @@
 //! | [`ConnectionStatus`] | whether requests can be sent to a relay |
 //! | [`EoseHint`] | whether a page of stored events was the last |
 //! | [`PeerText`] | the part of a peer's text that may enter a log |
+//!
+//! ```
+//! use std::time::Duration;
+//! use grasp_core::limits::{Admit, Backoff, BackoffPolicy, BackoffSnapshot, ConnectionStatus, EoseHint, Health, PeerText};
+//! use grasp_core::{Mono, Now};
+//! use nostr::types::Timestamp;
+//!
+//! let mut backoff = Backoff::new(BackoffPolicy::RELAY);
+//! let retry_at = backoff.failed(Mono::ZERO);
+//! assert_eq!(backoff.admit(Mono::ZERO), Admit::Wait(retry_at));
+//! assert_eq!(backoff.health(Mono::ZERO), Health::Degraded);
+//!
+//! // It survives a restart.
+//! let now = Now::new(Mono::ZERO, Timestamp::from_secs(1_700_000_000));
+//! let snapshot: BackoffSnapshot = backoff.snapshot(now).expect("it has failed");
+//! let restored = Backoff::restore(BackoffPolicy::RELAY, now.after(Duration::from_secs(60)), &snapshot);
+//! assert_eq!(restored.admit(now.after(Duration::from_secs(60)).mono), Admit::Go);
+//!
+//! assert!(ConnectionStatus::Syncing.is_connected() && !ConnectionStatus::Connecting.is_connected());
+//! assert_eq!(EoseHint::read(EoseHint::Finish.as_str()), Some(EoseHint::Finish));
+//! assert_eq!(PeerText::new("two\nlines").as_str().lines().count(), 1);
+//! ```
 
 mod backoff;
 

@@ -30,7 +30,7 @@ pub enum MaintainerModel {
 pub const MAX_MAINTAINERS: usize = 128;
 
 /// Keys whose announcements are looked up for one repository.
-pub const MAX_LOOKED_UP: usize = 1_024;
+const MAX_LOOKED_UP: usize = 1_024;
 
 /// The maintainer lists of all announcements with one identifier, by author: each author's winning version.
 pub type MaintainerLists = BTreeMap<PublicKey, MaintainerList>;
@@ -59,10 +59,11 @@ impl MaintainerModel {
     ///
     /// ```
     /// use std::collections::BTreeSet;
-    /// use grasp_core::maintainers::{MaintainerLists, MaintainerModel};
+    /// use grasp_core::maintainers::{Lookup, MAX_MAINTAINERS, MaintainerLists, MaintainerModel, Reach};
     /// use grasp_core::nip34::MaintainerList;
     /// use nostr::key::PublicKey;
     ///
+    /// assert!(MAX_MAINTAINERS >= 2);
     /// let [alice, bob] = [1, 2].map(|n| PublicKey::from_byte_array([n; 32]));
     /// let naming = |key| MaintainerList { listed: BTreeSet::from([key]), ..MaintainerList::default() };
     /// let mut maintainer_lists = MaintainerLists::from([(alice, naming(bob))]);
@@ -77,6 +78,13 @@ impl MaintainerModel {
     /// maintainer_lists.insert(bob, naming(alice));
     /// let say = MaintainerModel::Reciprocal.maintainers(&alice, &maintainer_lists);
     /// assert_eq!(say, BTreeSet::from([alice, bob]));
+    ///
+    /// // Lists may also be looked up one by one. Those that were not read yet are named.
+    /// let reach: Reach = MaintainerModel::Reciprocal.reach(&alice, |key| match maintainer_lists.get(key) {
+    ///     Some(list) if *key == alice => Lookup::Read(list),
+    ///     _ => Lookup::Unread,
+    /// });
+    /// assert_eq!(reach.unread, BTreeSet::from([bob]));
     /// ```
     pub fn maintainers(
         self,

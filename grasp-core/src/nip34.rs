@@ -1,4 +1,45 @@
 //! NIP-34 events as values. Every parser is total: it returns a value or an error for any event.
+//!
+//! ```
+//! use grasp_core::nip34::{Announcement, MaintainerList, Proposal, References, State, repo_refs};
+//! use grasp_core::{CloneUrl, Host, Namespace, Oid, RefName, VerificationError, Verified};
+//! use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
+//!
+//! let alice = Keys::generate();
+//! let commit = "c".repeat(40);
+//! let announcement = EventBuilder::new(Kind::GitRepoAnnouncement, "")
+//!     .tags([Tag::identifier("x"), Tag::parse(["clone", "https://git.example:8443/x.git"])?])
+//!     .finalize(&alice)?;
+//! let announcement = Announcement::parse(&announcement)?;
+//! let url: &CloneUrl = &announcement.clone[0];
+//! let host: Host = url.host();
+//! assert_eq!(host.as_str(), "git.example:8443");
+//! let MaintainerList { listed, .. } = &announcement.maintainer_list;
+//! assert!(listed.is_empty(), "she maintains it alone");
+//!
+//! let state = EventBuilder::new(Kind::RepoState, "")
+//!     .tags([Tag::identifier("x"), Tag::parse(["refs/heads/main", &commit])?])
+//!     .finalize(&alice)?;
+//! let state = State::parse(&state)?;
+//! let oid: Oid = commit.parse()?;
+//! assert_eq!(state.tips(), Some(vec![oid]));
+//! let main = RefName::new("refs/heads/main")?;
+//! assert!(matches!(main.namespace(), Namespace::Branch("main")));
+//!
+//! let request = EventBuilder::new(Kind::GitPullRequest, "")
+//!     .tags([Tag::parse(["a", &announcement.repo.to_string()])?, Tag::parse(["c", &commit])?])
+//!     .finalize(&alice)?;
+//! assert!(repo_refs(&request).contains(&announcement.repo));
+//! assert_eq!(References::of(&request).coordinates.len(), 1);
+//! assert_eq!(Proposal::parse(&request)?.tip, oid);
+//!
+//! // Whose event it is, only the check of its signature says.
+//! let mut forged = request.clone();
+//! forged.content = "another text".into();
+//! assert_eq!(Verified::check(forged).err(), Some(VerificationError));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod announcement;
 

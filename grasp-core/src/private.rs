@@ -7,6 +7,33 @@
 //!                             ▼    │ NIP-11
 //!                          relays to read
 //! ```
+//!
+//! ```
+//! use std::collections::BTreeSet;
+//! use grasp_core::private::{EffectiveMembers, PublicOrigin, RelayDocument, member_of_request, root_of_url};
+//! use grasp_core::{CloneUrl, Mono, RelayUrl};
+//! use nostr::key::PublicKey;
+//! use nostr::types::Timestamp;
+//!
+//! let [alice, mirror] = [1, 2].map(|n| PublicKey::from_byte_array([n; 32]));
+//! let mut members = EffectiveMembers::new(BTreeSet::from([alice]));
+//!
+//! // A served announcement names another relay, which turns out to be a private service too.
+//! let relay: RelayUrl = "wss://mirror.example".parse()?;
+//! members.named(Mono::ZERO, BTreeSet::from([relay.clone()]));
+//! assert_eq!(members.to_read(Mono::ZERO), [relay.clone()]);
+//! members.read(Mono::ZERO, &relay, RelayDocument::Private(mirror));
+//! assert_eq!(members.members(), BTreeSet::from([alice, mirror]));
+//!
+//! // Requests are authorized for the address of a repository.
+//! let url: CloneUrl = "https://git.example/npub1x/a.git".parse()?;
+//! let origin = PublicOrigin::of(&"git.example".parse()?, true);
+//! let root = origin.root_of("/npub1x/a.git/info/refs");
+//! assert_eq!(root, root_of_url(&url));
+//! let now = Timestamp::from_secs(1_700_000_000);
+//! assert_eq!(member_of_request("Nostr bm8=", &root, &members.members(), now), None);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod effective;
 

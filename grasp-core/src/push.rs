@@ -8,6 +8,64 @@
 //! Git executes the parsed commands that were judged, never the bytes that they came in. A list that is empty,
 //! malformed or outside of the allowed namespaces never becomes an [`AuthorisedPush`]: only [`authorise`] and
 //! [`authorise_contribution`] make one.
+//!
+//! ```
+//! use std::collections::{BTreeMap, BTreeSet};
+//! use std::sync::Arc;
+//! use grasp_core::admission::Presence;
+//! use grasp_core::nip34::State;
+//! use grasp_core::push::{
+//!     AuthorisedPush, Candidate, Capabilities, CommandReader, KnownProposal, MAX_COMMANDS, MAX_LIST_BYTES,
+//!     MAX_UPLOADS, Pkt, Progress, PushCommand, PushRequest, PushVerdict, PushView, RefReport, RefVerdict, authorise,
+//!     encode_error, encode_pkt, encode_progress, encode_report, read_pkt,
+//! };
+//! use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
+//!
+//! // Alice signs what she is about to push.
+//! let alice = Keys::generate();
+//! let commit = "a".repeat(40);
+//! let state = EventBuilder::new(Kind::RepoState, "")
+//!     .tags([Tag::identifier("x"), Tag::parse(["refs/heads/main", &commit])?])
+//!     .finalize(&alice)?;
+//! let state = Candidate { state: Arc::new(State::parse(&state)?), presence: Presence::Held };
+//!
+//! // Git sends the list of commands, the first with the capabilities of the client.
+//! let zero = "0".repeat(40);
+//! let mut bytes = Vec::new();
+//! encode_pkt(format!("{zero} {commit} refs/heads/main\0report-status").as_bytes(), &mut bytes);
+//! encode_pkt(format!("{zero} {commit} refs/nostr/{}", "b".repeat(64)).as_bytes(), &mut bytes);
+//! bytes.extend(b"0000");
+//! assert!(matches!(read_pkt(&bytes)?, Some((Pkt::Data(_), _))));
+//! let mut reader = CommandReader::default();
+//! let Progress::Complete { request, .. } = reader.feed(&bytes)? else { panic!("it is complete") };
+//! let request: PushRequest = request;
+//! assert!(request.commands().len() <= MAX_COMMANDS && reader.list_bytes() <= MAX_LIST_BYTES);
+//!
+//! // Her branch realises the state; of the other ref nothing is known yet, so its objects wait for the event.
+//! let event = request.commands()[1].name.event().expect("it names an event");
+//! let verdict: PushVerdict = authorise(&request, &PushView {
+//!     refs: &BTreeMap::new(),
+//!     maintainers: &BTreeSet::from([alice.public_key()]),
+//!     candidates: &[state],
+//!     proposals: &BTreeMap::from([(event, KnownProposal::Unknown)]),
+//! });
+//! assert!(verdict.is_accepted());
+//! let authorised: AuthorisedPush = verdict.authorised.expect("there is something to do");
+//! let PushCommand { old, name, .. } = &authorised.execute()[0];
+//! assert_eq!((*old, name.as_str()), (None, "refs/heads/main"));
+//! assert_eq!(verdict.refs[1].1, RefVerdict::Stage);
+//! assert!(authorised.stage().len() <= MAX_UPLOADS);
+//!
+//! // The client is told the result of each ref, or why there is none.
+//! let capabilities: Capabilities = request.capabilities();
+//! let report = RefReport { name: name.clone(), refusal: None };
+//! let answer = encode_report(&[report], capabilities);
+//! assert_eq!(answer, b"000eunpack ok\n0017ok refs/heads/main\n0000");
+//! assert!(encode_progress("checking", capabilities).is_empty(), "this client reads no progress");
+//! assert_eq!(encode_error("no", capabilities), b"000bERR no\n0000");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod command;
 mod packets;

@@ -3,17 +3,24 @@
 //! Each stored byte belongs to one repository, and so to one owner.
 //!
 //! ```
-//! use grasp_core::quota::{GitUsage, Quotas};
+//! use grasp_core::quota::{GitUsage, Quota, QuotaExceeded, QuotaSubject, Quotas};
 //! use grasp_core::resources::Claimant;
 //! use grasp_core::RepoId;
 //! use nostr::key::PublicKey;
 //!
 //! let owner = PublicKey::from_byte_array([1; 32]);
 //! let repo = RepoId::new(owner, "hello".parse().unwrap());
-//! let quotas = Quotas { owner_bytes: 2 << 30, ..Quotas::default() };
+//! let mut quotas = Quotas::default();
+//! quotas.owner_bytes = 2 << 30;
 //! let used = GitUsage { repository: 0, owner: 2 << 30, total: 2 << 30 };
-//! let refused = quotas.judge(&repo, &Claimant::default().signed_by(owner), used, 1 << 20).unwrap_err();
+//! let alice = Claimant::default().signed_by(owner);
+//! let refused: QuotaExceeded = quotas.judge(&repo, &alice, used, 1 << 20).unwrap_err();
+//! assert_eq!(refused.quota, Quota::Owner(owner));
 //! assert!(refused.to_string().contains("uses 2.0 of 2.0 GiB here; this push needs 1.0 MiB"));
+//!
+//! // The operator gives her more.
+//! quotas.overrides.insert(QuotaSubject::Owner(owner), 4 << 30);
+//! assert_eq!(quotas.judge(&repo, &alice, used, 1 << 20), Ok(()));
 //! ```
 
 use std::collections::BTreeMap;

@@ -85,6 +85,17 @@ pub struct RepoId {
 ///
 /// Only the canonical spelling is accepted, so that equal coordinates are equal keys: a kind without leading zero or
 /// sign, and a key in lower-case hex, as relays index them.
+///
+/// ```
+/// use grasp_core::{ParseError, RepoId, parse_coordinate};
+///
+/// let key = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+/// let coordinate = parse_coordinate(&format!("30617:{key}:x"))?;
+/// assert_eq!(RepoId::try_from(&coordinate)?.identifier.as_str(), "x");
+/// let refused: ParseError = parse_coordinate(&format!("030617:{key}:x")).unwrap_err();
+/// assert!(refused.to_string().contains("coordinate"));
+/// # Ok::<(), ParseError>(())
+/// ```
 pub fn parse_coordinate(text: &str) -> Result<Coordinate, ParseError> {
     let mut parts = text.splitn(3, ':');
     let (kind, author, identifier) = (parts.next(), parts.next(), parts.next());

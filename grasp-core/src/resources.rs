@@ -457,6 +457,18 @@ fn subtract<K: Ord>(accounts: &mut BTreeMap<K, u64>, key: &K, amount: u64) {
 ///
 /// Claimants with authority come first, then those that hold least; among these, networks take turns, each in the order in
 /// which its claims came. The queue is a pool, too: no network takes more than half of its free places.
+///
+/// ```
+/// use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Grant, QueuedPool};
+///
+/// let mut processes = QueuedPool::new(Bounds::of(8), 16);
+/// let eve = Claimant::at(ClientNetwork::of("198.51.100.1".parse().unwrap()));
+/// processes.enqueue(eve, 1, "clone x");
+/// let granted: Option<(&str, Grant)> = processes.grant_next();
+/// let (work, grant) = granted.expect("there is room");
+/// assert_eq!((work, grant.amount(), processes.queued()), ("clone x", 1, 0));
+/// processes.pool.give_back(grant);
+/// ```
 #[derive(Debug)]
 pub struct QueuedPool<T> {
     /// The pool. After something was given back, call [`QueuedPool::grant_next`] until it returns nothing.
@@ -581,13 +593,14 @@ const STEPS: u32 = 8;
 /// ```
 /// use std::time::Duration;
 /// use grasp_core::Mono;
-/// use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Meter};
+/// use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Meter, Shortage, Usage};
 ///
 /// let minute = Duration::from_secs(60);
 /// let mut events = Meter::new(Bounds { reserve: 0, ..Bounds::of(80) }, minute);
 /// let (now, eve) = (Mono::from_secs(1), Claimant::at(ClientNetwork::of("192.0.2.1".parse().unwrap())));
 /// assert!(events.spend(now, &eve, 20).is_ok());
-/// assert!(events.spend(now, &eve, 1).is_err());
+/// assert!(matches!(events.spend(now, &eve, 1), Err(Shortage::Network(_))));
+/// assert_eq!(events.usage(now), Usage { all: 20, without_authority: 20 });
 /// assert!(events.spend(now + minute * 2, &eve, 20).is_ok());
 /// ```
 #[derive(Clone, Debug)]

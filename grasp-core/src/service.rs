@@ -232,11 +232,12 @@ impl GitPath {
     /// `npub1…`, not hex. A path that could leave a directory is not an identifier, in any encoding.
     ///
     /// ```
-    /// use grasp_core::service::GitPath;
+    /// use grasp_core::service::{Endpoint, GitPath};
     ///
     /// let npub = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
     /// let path = GitPath::parse(&format!("/{npub}/my%20repo.git/info/refs")).unwrap();
     /// assert_eq!((path.repo.identifier.as_str(), path.rest.as_str()), ("my repo", "info/refs"));
+    /// assert_eq!(path.endpoint, Endpoint::Repository);
     /// assert!(GitPath::parse(&format!("/{npub}/%2e%2e%2fx.git")).is_none());
     /// ```
     pub fn parse(path: &str) -> Option<Self> {

@@ -13,6 +13,80 @@
 //!
 //! [`compute_actions`] is the only place that decides on new subscriptions: target − pending − confirmed. The items that
 //! it returns become a batch, and are confirmed ([`RelayState::confirm`]) when that is complete.
+//!
+//! ```
+//! use std::collections::{BTreeMap, BTreeSet};
+//! use std::time::Duration;
+//! use grasp_core::{ServiceIdentity, Version, kinds};
+//! use grasp_core::sync::{
+//!     CONFIRMED_RETENTION, FilterHash, History, IndexChange, MAX_PROOFS, MAX_SHARED_VALUE_BYTES, Pairs,
+//!     PendingItems, Proof, ProofSet, ProvenItems, RelayState, RelaySyncNeeds, RepoSyncIndex, RequestBudget, RootId,
+//!     RootSet, SyncDelta, SyncIndex, SyncLevel, build_announcement_filter, build_layer2_and_layer3_filters,
+//!     compute_actions, derive_relay_targets, pack_requests, tagged_one_of_our_repo_event_filters,
+//!     tagged_one_of_our_root_event_filters,
+//! };
+//! use nostr::event::EventId;
+//! use nostr::types::Timestamp;
+//!
+//! let us: ServiceIdentity = "us.example".parse()?;
+//! let mut index = SyncIndex::new(us.clone(), []);
+//! let owner = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798";
+//! let repo: grasp_core::RepoId = format!("30617:{owner}:x").parse()?;
+//! let now = Timestamp::from_secs(1_700_000_000);
+//! let announced = IndexChange::Announced {
+//!     repo: repo.clone(),
+//!     version: Version { created_at: now, id: EventId::from_byte_array([1; 32]) },
+//!     relays: vec!["wss://other.example".parse()?],
+//!     level: SyncLevel::Full,
+//! };
+//! let root = RootId::from(EventId::from_byte_array([2; 32]));
+//! let opened = IndexChange::RootAdded { root, repos: vec![repo.clone()] };
+//! let changed: SyncDelta = index.apply([announced, opened]);
+//! let relay = changed.discovered.first().expect("a relay to ask").clone();
+//!
+//! // The target is kept up to date, and equals what follows from the repositories.
+//! let target: RelaySyncNeeds = index.target(&relay).expect("it is wanted");
+//! let repos: &RepoSyncIndex = index.repos();
+//! assert_eq!(derive_relay_targets(repos, &us, &BTreeSet::new()), BTreeMap::from([(relay, target.clone())]));
+//! let roots: &RootSet = &target.root_events;
+//! assert!(roots.contains(&root));
+//!
+//! // What is neither confirmed nor pending is requested, within the limits of the relay.
+//! let mut state = RelayState::new(false);
+//! state.connecting();
+//! state.connected(now);
+//! let missing: PendingItems = compute_actions(&target, [], &state).expect("everything is missing");
+//! let budget = RequestBudget::default();
+//! let filters = build_layer2_and_layer3_filters(&missing, None, &budget);
+//! let of_repos = tagged_one_of_our_repo_event_filters([&repo], None, &budget);
+//! let of_roots = tagged_one_of_our_root_event_filters([&root], None, &budget);
+//! assert_eq!(filters, [of_repos, of_roots].concat());
+//! assert!(repo.to_string().len() <= MAX_SHARED_VALUE_BYTES, "such values share a filter");
+//! assert!(!pack_requests(filters, &budget).is_empty());
+//!
+//! // Confirmed items are not requested again, unless the relay was away for too long.
+//! state.confirm(missing);
+//! state.history_ended(History::Complete);
+//! assert!(compute_actions(&target, [], &state).is_none());
+//! state.disconnected(now);
+//! assert!(state.should_clear_state(now + CONFIRMED_RETENTION + Duration::from_secs(1)));
+//!
+//! // What was fetched completely is proven, by filter and for repositories and roots.
+//! let announcements = build_announcement_filter(None);
+//! assert!(announcements.kinds.as_ref().is_some_and(|kinds| kinds.contains(&kinds::STATE)));
+//! let filter = FilterHash::of(&announcements);
+//! let mut proofs = ProofSet::with_capacity(MAX_PROOFS);
+//! proofs.add(Proof { filter, since: Timestamp::from_secs(0), until: now, at: now });
+//! assert!(proofs.since(&filter, None).is_some());
+//! proofs.add_items(&target, now, now);
+//! let proven: ProvenItems = proofs.proven_items(&target, now).expect("all of it");
+//! assert_eq!(proven.items, target);
+//!
+//! let mut pairs = Pairs::default();
+//! assert!(pairs.insert("a", 1) && pairs.insert("a", 2) && !pairs.insert("a", 1));
+//! assert_eq!(pairs.take(&"a"), [1, 2]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod filters;
 mod items;

@@ -3,6 +3,53 @@
 //! Only the author of a root and the maintainers of the repository change its status, title, labels, cover note and tip;
 //! events of others that try to are ignored. Everybody may comment. All functions are total, and their results bounded:
 //! texts in length, comments in number and depth.
+//!
+//! ```
+//! use std::collections::BTreeSet;
+//! use grasp_core::threads::{
+//!     Check, CheckOutcome, Comment, Comments, Note, Root, RootKind, Status, StatusChange, Summary, Thread,
+//!     ThreadScope, Tip, checks, root_named_by,
+//! };
+//! use grasp_core::{Oid, RepoId};
+//! use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
+//!
+//! let keys = [Keys::generate(), Keys::generate()];
+//! let [maintainer, author] = &keys;
+//! let repo = RepoId::new(maintainer.public_key(), "x".parse()?);
+//! let scope = ThreadScope::new(&repo, BTreeSet::from([maintainer.public_key()]));
+//! let address = Tag::parse(["a", &repo.to_string()])?;
+//! let commit = "c".repeat(40);
+//!
+//! let request = EventBuilder::new(Kind::GitPullRequest, "It did not compile.")
+//!     .tags([address, Tag::parse(["subject", "Mend it"])?, Tag::parse(["c", &commit])?])
+//!     .finalize(author)?;
+//! let root = Root::parse(&scope, &request).expect("it is addressed to the repository");
+//! assert_eq!((root.kind, root.title.as_str()), (RootKind::PullRequest, "Mend it"));
+//!
+//! let about = Tag::parse(["E", &request.id.to_hex()])?;
+//! let comment = EventBuilder::new(Kind::Comment, "Thanks!").tag(about).finalize(maintainer)?;
+//! let named = Tag::parse(["e", &request.id.to_hex(), "", "root"])?;
+//! let applied = EventBuilder::new(Kind::GitStatusApplied, "").tag(named).finalize(maintainer)?;
+//! assert_eq!(root_named_by(&applied), Some(request.id));
+//!
+//! // In any order.
+//! let events = [applied, comment];
+//! let change: Option<StatusChange> = Summary::of(&scope, &root, &events).change;
+//! assert!(change.is_some_and(|change| change.status == Status::Applied && change.by == maintainer.public_key()));
+//! let thread = Thread::of(&scope, root, &events);
+//! let Comments { shown, omitted } = &thread.comments;
+//! let first: &Comment = &shown[0];
+//! assert_eq!((first.text.as_str(), *omitted), ("Thanks!", 0));
+//! let cover: Option<Note> = thread.cover.clone();
+//! assert_eq!(cover, None);
+//! let tip: &Tip = thread.tip().expect("it names a commit");
+//!
+//! // Results of continuous integration belong to the commit.
+//! let results: Vec<Check> = checks(&scope, &tip.commit, &events);
+//! assert!(!results.iter().any(|result| result.outcome == CheckOutcome::Failed));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod checks;
 mod comments;
@@ -25,16 +72,16 @@ use crate::repo::{Identifier, Oid, RepoId};
 use crate::text::parse_event_id;
 
 /// The characters of a title.
-pub const MAX_TITLE_CHARS: usize = 200;
+const MAX_TITLE_CHARS: usize = 200;
 
 /// The labels of one thread.
-pub const MAX_LABELS: usize = 32;
+const MAX_LABELS: usize = 32;
 
 /// The characters of a label.
-pub const MAX_LABEL_CHARS: usize = 60;
+const MAX_LABEL_CHARS: usize = 60;
 
 /// The tips of one pull request, and the patches of one series.
-pub const MAX_PARTS: usize = 100;
+const MAX_PARTS: usize = 100;
 
 /// The repository whose threads are read: its addresses, and the keys that decide about every thread of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,6 +12,56 @@
 //!
 //! The loop blocks on nothing: work runs in tasks, and every result, loss and silence included, is an input. Events
 //! do not pass through the loop; it only learns that they came and how they were judged.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use grasp_sync::core::nostr::filter::Filter;
+//! use grasp_sync::core::outbound::{OutboundPolicy, Provenance};
+//! use grasp_sync::core::RelayUrl;
+//! use grasp_sync::driver::{
+//!     BadRoots, Client, Clock, Counts, Failed, Limits, Log, NoRecords, NotFollowed, Outbound, RelayStatus, Roots,
+//!     Settings, Status, Syncer, Unanswered, relay_information,
+//! };
+//! use grasp_sync::SyncedRelay;
+//!
+//! async fn run(relay: Arc<dyn SyncedRelay>, pem: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+//!     let roots = Roots::default().with(pem).map_err(|why: BadRoots| format!("roots.pem: {why}"))?;
+//!     let settings = Settings::new("us.example".parse()?)
+//!         .with_roots(roots.clone())
+//!         .with_clock(Clock::system())
+//!         .with_records(NoRecords)
+//!         .with_observer(Log);
+//!     let syncer = Syncer::start(relay, settings).await?;
+//!
+//!     let other: RelayUrl = "wss://other.example".parse()?;
+//!     if let Err(NotFollowed) = syncer.sync_now(&other).await {
+//!         syncer.set_bootstrap([other.clone()]).await;
+//!     }
+//!     let status: Status = syncer.until_complete().await;
+//!     for (url, relay) in &status.relays {
+//!         let RelayStatus { counts: Counts { live, known, .. }, failed, .. } = relay;
+//!         println!("{url}: {live} new live events, {known} known ones");
+//!         if let Some(Failed { why, retry_at, .. }) = failed {
+//!             println!("  {why}; the next attempt is at {retry_at}");
+//!         }
+//!     }
+//!
+//!     // The parts that sync dials with also serve commands about one relay.
+//!     let outbound = Outbound::new(OutboundPolicy::default(), &roots);
+//!     let mut client = Client::connect(&other, &outbound, &Limits::default()).await.map_err(|why| why.to_string())?;
+//!     match client.page(&Filter::new().limit(10)).await {
+//!         Ok(events) => println!("{} events", events.len()),
+//!         Err(Unanswered::Closed(text)) => println!("refused: {text}"),
+//!         Err(error) => return Err(error.into()),
+//!     }
+//!     let document = outbound.get(&other, Provenance::Operator).await.map_err(|why| why.to_string())?;
+//!     println!("its document has {} bytes", document.body().len());
+//!     if let Some(facts) = relay_information(&other, OutboundPolicy::default(), &roots).await {
+//!         println!("its software is {:?}", facts.software);
+//!     }
+//!     Ok(())
+//! }
+//! ```
 
 mod client;
 pub(crate) mod codec;

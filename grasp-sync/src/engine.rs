@@ -1,4 +1,50 @@
 //! The decisions of sync: which relay to ask for what, and when. No I/O, no clock, no lock.
+//!
+//! The crate's front page has a whole run. A driver keeps the records of relays across restarts, and shows the reports:
+//!
+//! ```
+//! use grasp_sync::engine::{
+//!     BatchId, ConnId, Failure, Fault, Flaw, InventoryId, PeerReliability, RelayRecord, Report, Request,
+//!     SuspendedLayer, SyncMethod,
+//! };
+//!
+//! /// What a driver knows of work that it has begun: every answer carries the id of its question.
+//! #[derive(Default)]
+//! struct Begun {
+//!     connections: Vec<ConnId>,
+//!     inventories: Vec<InventoryId>,
+//! }
+//!
+//! fn line(report: &Report) -> Option<String> {
+//!     match report {
+//!         Report::ConnectFailed { relay, why: Fault::Certificate(Flaw::OutOfDate), .. } => {
+//!             Some(format!("{relay}: its certificate has expired"))
+//!         }
+//!         Report::ConnectFailed { relay, failure: Failure { attempt, retry_in, .. }, .. } => {
+//!             Some(format!("{relay}: attempt {attempt} failed, the next is in {retry_in:?}"))
+//!         }
+//!         Report::BatchConfirmed { relay, batch, method: SyncMethod::Negentropy, .. } => {
+//!             let batch: &BatchId = batch;
+//!             Some(format!("{relay}: compared {batch:?}"))
+//!         }
+//!         Report::Requested { relay, request: Request::Page } => Some(format!("{relay}: a page")),
+//!         Report::Reliability { relay, seen } => {
+//!             let seen: &PeerReliability = seen;
+//!             Some(format!("{relay}: has {:?} of all events", seen.coverage()))
+//!         }
+//!         _ => None,
+//!     }
+//! }
+//!
+//! /// Records are written as JSON by `RecordFile`; suspensions of requests are among them.
+//! fn is_suspended(record: &RelayRecord) -> bool {
+//!     let layers: &[SuspendedLayer] = &record.suspended;
+//!     !layers.is_empty()
+//! }
+//!
+//! assert_eq!(PeerReliability::default().uptime(), None);
+//! # let _ = (line, is_suspended, Begun::default());
+//! ```
 
 mod auth;
 mod backlog;

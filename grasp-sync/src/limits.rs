@@ -16,7 +16,9 @@ mod pace;
 mod pager;
 mod refusal;
 
-pub use ledger::{RETAINED_BYTES, Slot, SlotClass, SlotLedger, TRANSIENT_BYTES, TRANSIENT_SLOTS};
-pub use pace::{LONGEST_PAUSE, Pace, Rate, TokenBucket};
+pub use ledger::{RETAINED_BYTES, Slot, SlotClass, SlotLedger};
+pub(crate) use pace::LONGEST_PAUSE;
+pub use pace::{Pace, Rate, TokenBucket};
 pub use pager::{Ending, Next, PageRequest, Pager, PagerConfig, history_limit};
-pub use refusal::{Heard, REQUEST_WATCHDOG, RETRY_DELAY, Refusal, SUSPENDED_FOR};
+pub use refusal::{Heard, Refusal};
+pub(crate) use refusal::{REQUEST_WATCHDOG, RETRY_DELAY, SUSPENDED_FOR};

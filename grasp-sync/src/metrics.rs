@@ -18,6 +18,35 @@
 //! assert!(text.contains("grasp_sync_events_total{source=\"direct\"} 2\n"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A registry of the program takes the same values:
+//!
+//! ```
+//! use std::cell::RefCell;
+//! use grasp_sync::engine::{Report, Source};
+//! use grasp_sync::metrics::{ALL, Metric, MetricKind, MetricSink, record_report, record_status};
+//!
+//! #[derive(Default)]
+//! struct Lines(RefCell<Vec<String>>);
+//!
+//! impl MetricSink for Lines {
+//!     fn add(&self, metric: &Metric, labels: &[&str], amount: u64) {
+//!         self.0.borrow_mut().push(format!("{}{labels:?} + {amount}", metric.name));
+//!     }
+//!     fn set(&self, metric: &Metric, labels: &[&str], to: f64) {
+//!         self.0.borrow_mut().push(format!("{}{labels:?} = {to}", metric.name));
+//!     }
+//!     fn remove(&self, _: &Metric, _: &str) {}
+//!     fn clear(&self, _: &Metric) {}
+//! }
+//!
+//! let lines = Lines::default();
+//! record_report(&lines, &Report::Stored { from: Source::Direct, count: 2 });
+//! record_status(&lines, &Default::default());
+//! assert_eq!(lines.0.borrow()[0], "grasp_sync_events_total[\"direct\"] + 2");
+//! assert!(lines.0.borrow().contains(&"grasp_sync_relays_tracked[] = 0".to_owned()));
+//! assert!(ALL.iter().all(|metric| (metric.kind == MetricKind::Counter) == metric.name.ends_with("_total")));
+//! ```
 
 mod table;
 

@@ -109,7 +109,8 @@ pub enum ExceededLimit {
 /// use nostr::event::{EventBuilder, FinalizeEvent, Kind};
 /// use nostr::key::Keys;
 ///
-/// let limits = FanOutLimits { author: Share { count: 1, bytes: 1_000 }, ..FanOutLimits::default() };
+/// let mut limits = FanOutLimits::default();
+/// limits.author = Share { count: 1, bytes: 1_000 };
 /// let (mut fan_out, alice) = (FanOut::new(limits), Keys::generate());
 /// let note = |text| EventBuilder::new(Kind::TextNote, text).finalize(&alice).unwrap();
 /// let named = References::default();

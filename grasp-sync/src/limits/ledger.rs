@@ -10,7 +10,7 @@ const MAX_SLOTS: usize = 200;
 const FREE_SLOTS: usize = 2;
 /// Slots that live subscriptions leave to history. They do not end; without this limit they could keep history from
 /// being fetched.
-pub const TRANSIENT_SLOTS: usize = 3;
+const TRANSIENT_SLOTS: usize = 3;
 /// Concurrent fetches.
 const MAX_FETCHES: usize = 5;
 /// Concurrent reconciliations.
@@ -18,7 +18,7 @@ const MAX_RECONCILIATIONS: usize = 4;
 /// Bytes of REQ messages that a relay may have to keep for us, unless it is known to accept more or less.
 pub const RETAINED_BYTES: usize = 900_000;
 /// Bytes that live subscriptions leave to one fetch.
-pub const TRANSIENT_BYTES: usize = 96 * 1024;
+const TRANSIENT_BYTES: usize = 96 * 1024;
 
 /// The purpose of a subscription; each class has a limit of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,11 +44,11 @@ pub struct Slot {
 /// The subscriptions on one connection.
 ///
 /// ```
-/// use grasp_sync::limits::{RETAINED_BYTES, SlotClass, SlotLedger};
+/// use grasp_sync::limits::{RETAINED_BYTES, Slot, SlotClass, SlotLedger};
 ///
 /// // A relay that allows ten: two stay free, three are for history, so five can be live.
 /// let mut ledger = SlotLedger::new(RETAINED_BYTES, Some(10));
-/// let mut live = Vec::new();
+/// let mut live: Vec<Slot> = Vec::new();
 /// while let Some(slot) = ledger.take(SlotClass::Live, 1_000) {
 ///     live.push(slot);
 /// }

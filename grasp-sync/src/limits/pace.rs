@@ -7,7 +7,7 @@ use grasp_core::Mono;
 use grasp_core::limits::{Admit, BackoffPolicy};
 
 /// The longest pause.
-pub const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// Pauses after refusals. Relays count per minute; the five seconds allow for clocks and queues.
 const PAUSE_BACKOFF: BackoffPolicy = BackoffPolicy {
     first: Duration::from_secs(65),

@@ -110,11 +110,12 @@ pub enum Ending {
 /// its oldest second below `smallest_page`.
 ///
 /// ```
-/// use grasp_sync::limits::{Ending, Next, Pager, PagerConfig};
+/// use grasp_sync::limits::{Ending, Next, PageRequest, Pager, PagerConfig};
 /// use grasp_core::nostr::{event::EventId, types::Timestamp};
 ///
 /// let row = |at, id| (Timestamp::from_secs(at), EventId::from_byte_array([id; 32]));
 /// let mut pager = Pager::new(PagerConfig::default());
+/// assert_eq!(pager.next(), Next::Ask(PageRequest { until: None, limit: 500 }));
 /// let _ = pager.page_ended([row(30, 1), row(20, 2)]);
 /// let _ = pager.page_ended([row(20, 2)]);
 /// assert_eq!(pager.page_ended([]), Next::Done(Ending::Exhausted));

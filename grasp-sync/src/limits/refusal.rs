@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 /// Time for which coverage that a relay forbids is not requested.
-pub const SUSPENDED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const SUSPENDED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Delay before the one retry after a transient fault.
-pub const RETRY_DELAY: Duration = Duration::from_secs(65);
+pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(65);
 
 /// Timeout of a request without any answer. Healthy but slow pages take more than 30 seconds.
-pub const REQUEST_WATCHDOG: Duration = Duration::from_secs(120);
+pub(crate) const REQUEST_WATCHDOG: Duration = Duration::from_secs(120);
 
 /// The message that a text came in; the same words can mean different things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +64,7 @@ pub enum Refusal {
     NegProtocol,
     /// The relay does not support NIP-77. Everything is fetched by pages until the next connection.
     NegUnsupported,
-    /// Too many filters in one REQ. The number is halved; a single filter is suspended for [`SUSPENDED_FOR`].
+    /// Too many filters in one REQ. The number is halved; a single filter is suspended for a day.
     FilterCount,
     /// The open subscriptions take too many bytes. A setting of the relay's software, so it outlives the
     /// connection. The byte ceiling is lowered, and what no longer fits is polled.
@@ -78,19 +78,19 @@ pub enum Refusal {
     LimitZero,
     /// The relay demands authentication. Sent once more after authenticating; then it is [`Policy`](Self::Policy).
     AuthRequired,
-    /// The relay does not serve this request, or this client. Outlives the connection: suspended for [`SUSPENDED_FOR`], then
+    /// The relay does not serve this request, or this client. Outlives the connection: suspended for a day, then
     /// tried once.
     Policy,
     /// The relay dropped live events. Subscribed again, and what was missed is fetched.
     LiveOverflow,
-    /// A transient fault of the relay. Sent once more after [`RETRY_DELAY`].
+    /// A transient fault of the relay. Sent once more after 65 seconds.
     Transient,
-    /// No answer came within [`REQUEST_WATCHDOG`]. Never parsed from a text. The subscription is closed, and its
+    /// No answer came within two minutes. Never parsed from a text. The subscription is closed, and its
     /// request backs off.
     Silent,
     /// A NOTICE in unknown words, perhaps not a refusal. Shown to the operator.
     Remark,
-    /// A refusal in unknown words. Shown to the operator, and suspended for [`SUSPENDED_FOR`].
+    /// A refusal in unknown words. Shown to the operator, and suspended for a day.
     Unknown,
 }
 

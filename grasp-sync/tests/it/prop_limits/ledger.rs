@@ -1,6 +1,4 @@
-use grasp_sync::limits::{
-    RETAINED_BYTES, Slot, SlotClass, SlotLedger, TRANSIENT_BYTES, TRANSIENT_SLOTS,
-};
+use grasp_sync::limits::{RETAINED_BYTES, Slot, SlotClass, SlotLedger};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -80,7 +78,7 @@ impl Model {
         assert!(self.ledger.retained_bytes() <= self.ledger.byte_ceiling());
         assert!(self.ledger.in_use_by(class) <= self.ledger.class_limit(class));
         if class == SlotClass::Live {
-            assert!(self.ledger.total() - self.live() >= TRANSIENT_SLOTS);
+            assert!(self.ledger.total() - self.live() >= 3);
         }
     }
 
@@ -129,7 +127,7 @@ proptest! {
         for (_, slot) in other {
             model.ledger.free(slot);
         }
-        let fetch = model.ledger.take(SlotClass::Fetch, TRANSIENT_BYTES);
+        let fetch = model.ledger.take(SlotClass::Fetch, 96 * 1024);
         prop_assert!(fetch.is_some(), "{} live, {fetch:?}", live.len());
     }
 }
