@@ -21,6 +21,7 @@ use nostr_sqlite::store::NostrSqlite;
 
 #[path = "../../../grasp-sync/examples/nostr_sqlite.rs"]
 mod example;
+mod wrapper;
 
 /// The address of the relay that sync is embedded in. Nobody listens there.
 fn own() -> ServiceIdentity {
