@@ -6,10 +6,14 @@ use grasp_core::sync::{
     IndexChange, RelayState, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, RootId, SyncDelta,
     SyncIndex, SyncLevel, compute_actions, derive_relay_targets,
 };
-use grasp_core::{RelayUrl, RepoId, Version};
+use grasp_core::{RelayUrl, RepoId, Version, kinds};
+use nostr::event::EventId;
+use nostr::key::PublicKey;
+use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
-use proptest::collection::{btree_set, vec};
+use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 use crate::prop_sync_world::{
     Targets, any_level, any_relay, any_repo, any_root, any_version, bootstrap, us,
@@ -149,38 +153,152 @@ fn connected(targets: &Targets) -> BTreeMap<RelayUrl, RelayState> {
         .collect()
 }
 
-/// What a feed of stored events tells: announcements of which equal versions are equal, and roots. Each at least once.
-fn any_feed() -> impl Strategy<Value = Vec<IndexChange>> {
+/// Announcements of which equal versions are equal.
+fn any_announcements() -> impl Strategy<Value = Vec<IndexChange>> {
     let key = |change: &IndexChange| match change {
-        IndexChange::Announced { repo, version, .. } => Some((repo.clone(), *version)),
-        IndexChange::Unlisted { repo, version, .. } => Some((repo.clone(), *version)),
+        IndexChange::Announced { repo, version, .. }
+        | IndexChange::Unlisted { repo, version, .. } => {
+            Some((repo.clone(), version.created_at, version.id))
+        }
         _ => None,
-    };
-    let is_removal = |change: &IndexChange| {
-        matches!(
-            change,
-            IndexChange::Retired { .. } | IndexChange::RootRemoved { .. }
-        )
     };
     vec(any_change(), 1..40).prop_map(move |mut changes| {
         let mut seen = BTreeSet::new();
-        changes.retain(|change| {
-            !is_removal(change)
-                && key(change).is_none_or(|(repo, version)| {
-                    seen.insert((repo, version.created_at, version.id))
-                })
-        });
+        changes.retain(|change| key(change).is_some_and(|key| seen.insert(key)));
         changes
+    })
+}
+
+/// Returns an event of its own for each number.
+fn reply(n: usize) -> RootId {
+    EventId::from_byte_array([100 + n as u8; 32]).into()
+}
+
+fn member(n: usize) -> Coordinate {
+    Coordinate {
+        kind: kinds::SOFTWARE,
+        public_key: PublicKey::from_byte_array([1; 32]),
+        identifier: n.to_string(),
+    }
+}
+
+/// Roots, and replies to them or to each other, each of which may name its root too.
+fn any_threads() -> impl Strategy<Value = Vec<IndexChange>> {
+    let roots = btree_map(any_root(), vec(any_repo(), 1..3), 1..6);
+    let replies = vec((any::<Index>(), any::<bool>()), 0..8);
+    (roots, replies).prop_map(|(roots, replies)| {
+        let mut changes = Vec::new();
+        // Each event with the root of its thread.
+        let mut events: Vec<(RootId, RootId)> = roots.keys().map(|root| (*root, *root)).collect();
+        for (root, repos) in roots {
+            changes.push(IndexChange::RootAdded { root, repos });
+        }
+        for (n, (parent, names_root)) in replies.into_iter().enumerate() {
+            let (parent, root) = *parent.get(&events);
+            let mut to = vec![parent];
+            to.extend(names_root.then_some(root));
+            let reply = reply(n);
+            changes.push(IndexChange::Replied { reply, to });
+            events.push((reply, root));
+        }
+        changes
+    })
+}
+
+/// Addressable events, each of which names repositories or another one.
+fn any_members() -> impl Strategy<Value = Vec<IndexChange>> {
+    let named = (any::<Index>(), any::<bool>(), vec(any_repo(), 1..3));
+    vec(named, 0..6).prop_map(|members| {
+        let mut changes = Vec::new();
+        for (n, (other, names_other, repos)) in members.into_iter().enumerate() {
+            let (repos, of) = match names_other && n > 0 {
+                true => (Vec::new(), vec![member(other.index(n))]),
+                false => (repos, Vec::new()),
+            };
+            let member = member(n);
+            changes.push(IndexChange::MemberAdded { member, repos, of });
+        }
+        changes
+    })
+}
+
+/// What a feed of stored events tells. Each at least once.
+fn any_feed() -> impl Strategy<Value = Vec<IndexChange>> {
+    let parts = (any_announcements(), any_threads(), any_members());
+    parts.prop_map(|(announcements, threads, members)| [announcements, threads, members].concat())
+}
+
+/// Returns what may be removed: repositories, and events that no other one answers. Replies to a removed event stay.
+fn removals(feed: &[IndexChange]) -> Vec<IndexChange> {
+    let answered: BTreeSet<RootId> = feed
+        .iter()
+        .flat_map(|change| match change {
+            IndexChange::Replied { to, .. } => to.clone(),
+            _ => Vec::new(),
+        })
+        .collect();
+    let mut removals = Vec::new();
+    for change in feed {
+        match change {
+            IndexChange::Announced { repo, .. } => {
+                removals.push(IndexChange::Retired { repo: repo.clone() });
+            }
+            IndexChange::RootAdded { root, .. } | IndexChange::Replied { reply: root, .. }
+                if !answered.contains(root) =>
+            {
+                removals.push(IndexChange::RootRemoved { root: *root });
+            }
+            _ => {}
+        }
+    }
+    removals
+}
+
+/// Returns whether a removal has to come after this change: it undoes it, or what it undoes answers it.
+fn is_before(change: &IndexChange, removal: &IndexChange) -> bool {
+    match (change, removal) {
+        (
+            IndexChange::Announced { repo, .. } | IndexChange::Unlisted { repo, .. },
+            IndexChange::Retired { repo: retired },
+        ) => repo == retired,
+        (
+            IndexChange::RootAdded { .. } | IndexChange::Replied { .. },
+            IndexChange::RootRemoved { .. },
+        ) => true,
+        _ => false,
+    }
+}
+
+/// A feed and some removals, and the same in another order with repetitions.
+fn any_two_orders() -> impl Strategy<Value = (Vec<IndexChange>, Vec<IndexChange>)> {
+    let feed_and_removals = any_feed().prop_flat_map(|feed| {
+        let some = prop::sample::subsequence(removals(&feed), 0..=removals(&feed).len().min(4));
+        (Just(feed), some)
+    });
+    let shuffled = feed_and_removals.prop_flat_map(|(feed, removals)| {
+        let repeated = [feed.clone(), feed.clone()].concat();
+        let places = vec(any::<Index>(), removals.len());
+        (
+            Just((feed, removals)),
+            Just(repeated).prop_shuffle(),
+            places,
+        )
+    });
+    shuffled.prop_map(|((feed, removals), mut other, places)| {
+        for (removal, place) in removals.iter().zip(places) {
+            let last = other.iter().rposition(|change| is_before(change, removal));
+            let earliest = last.map_or(0, |last| last + 1);
+            let place = earliest + place.index(other.len() - earliest + 1);
+            other.insert(place, removal.clone());
+        }
+        ([feed, removals].concat(), other)
     })
 }
 
 proptest! {
     #[test]
     fn any_order_and_repetition_of_the_feed_gives_the_same_index(
-        (feed, shuffled) in any_feed().prop_flat_map(|feed| {
-            let repeated = [feed.clone(), feed.clone()].concat();
-            (Just(feed), Just(repeated).prop_shuffle())
-        }),
+        (feed, shuffled) in any_two_orders(),
     ) {
         let mut index = SyncIndex::new(us(), bootstrap());
         index.apply(feed);

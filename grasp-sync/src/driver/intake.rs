@@ -563,6 +563,9 @@ fn changed(change: IndexChange) -> Accepted {
 }
 
 #[cfg(test)]
+mod orders;
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 
