@@ -2,7 +2,8 @@
 //!
 //! `cargo run --example embed -- 127.0.0.1:7447 relay.example.com wss://other.example.com`
 //! listens there, is known by that name, and syncs from that relay and from those that its repositories name. A line
-//! `lose` on standard input makes it lose all events, as a broken disk would: sync fetches them again.
+//! `lose` on standard input makes it lose all events, as a broken disk would: sync fetches them again. With `--trial` before the
+//! address, other relays may be on this machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use futures_util::{SinkExt as _, StreamExt as _, future, stream};
 use grasp_sync::core::nostr::filter::MatchEventOptions;
 use grasp_sync::core::nostr::types::Timestamp;
+use grasp_sync::core::outbound::OutboundPolicy;
 use grasp_sync::core::{Version, admission::is_expired, deletion};
 use grasp_sync::local::{
     BoxFuture, BoxStream, Event, Filter, InventoryFailed, Kind, News, Origin, Retry, Row,
@@ -197,10 +199,14 @@ async fn serve(relay: Arc<Relay>, stream: TcpStream) -> Result<(), Box<dyn Error
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
+    let mut args = std::env::args().skip(1).peekable();
+    let is_trial = args.next_if_eq("--trial").is_some();
     let listener = TcpListener::bind(args.next().ok_or("where to listen?")?).await?;
     let mut settings = Settings::new(args.next().ok_or("under which name?")?.parse()?);
     settings.engine.bootstrap = args.map(|url| url.parse()).collect::<Result<_, _>>()?;
+    if is_trial {
+        settings = settings.with_outbound(OutboundPolicy::everywhere());
+    }
     let relay = Arc::new(Relay {
         events: Mutex::default(),
         news: broadcast::channel(4_096).0,

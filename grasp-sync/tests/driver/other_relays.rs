@@ -176,6 +176,17 @@ impl OtherRelay {
             .await
             .expect("in time");
     }
+
+    async fn until_gone(&self, event: &Event) {
+        let asking = async {
+            while self.serves(std::slice::from_ref(event)).await > 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(2 * TEST_TIMEOUT, asking)
+            .await
+            .expect("in time");
+    }
 }
 
 async fn next_of_type(socket: &mut Socket, message_type: &str) -> Value {
@@ -325,7 +336,24 @@ async fn the_example_relay_keeps_itself_complete() {
     let author = Author::new();
     let there = HonestRelay::new([]);
     let remote = there.start().await;
-    let (announcement, events) = repository_with_issues(&author, &remote.url());
+    let (_, events) = repository_with_issues(&author, &remote.url());
+    // Two versions of the announcement, each with a relay that only it names.
+    let mut named = HonestRelay::new([]).start().await;
+    let outdated = HonestRelay::new([]).start().await;
+    let announced = |seconds_ago, relay: RelayUrl| {
+        let at = Timestamp::now() - Duration::from_secs(seconds_ago);
+        let us = Local::us();
+        let relays =
+            ["relays", us.as_str(), remote.url().as_str(), relay.as_str()].map(String::from);
+        let relays = relays.each_ref().map(String::as_str);
+        author.sign_at(
+            at,
+            Kind::GitRepoAnnouncement,
+            "",
+            &[&["d", "grasp"], &relays],
+        )
+    };
+    let announcement = announced(30, named.url());
     events
         .iter()
         .chain([&announcement])
@@ -333,10 +361,21 @@ async fn the_example_relay_keeps_itself_complete() {
 
     let example = OtherRelay::start(&program, |port, _, command| {
         let here = format!("127.0.0.1:{port}");
-        command.args([here.as_str(), "us.example", remote.url().as_str()]);
+        command.args([
+            "--trial",
+            here.as_str(),
+            "us.example",
+            remote.url().as_str(),
+        ]);
     });
     let mut example = example.await;
     example.until_serves(&events).await;
+    example.publish(&[announced(90, outdated.url())]).await;
+    let soon = (Timestamp::now().as_secs() + 3).to_string();
+    let address = author.repo("grasp").to_string();
+    let expiring: &[&[&str]] = &[&["a", &address], &["expiration", &soon]];
+    let expiring = author.sign(Kind::GitIssue, "soon over", expiring);
+    example.publish(std::slice::from_ref(&expiring)).await;
     let live = author.issue(&author.repo("grasp"), "live");
     there.publish(live.clone());
     example.until_serves(std::slice::from_ref(&live)).await;
@@ -345,7 +384,10 @@ async fn the_example_relay_keeps_itself_complete() {
     let deletion = author.sign(Kind::EventDeletion, "", &[&["e", &live.id.to_hex()]]);
     example.publish(&[deletion]).await;
     assert_eq!(example.serves(std::slice::from_ref(&live)).await, 0);
+    example.until_gone(&expiring).await;
     let console = example.process.stdin.as_mut().unwrap();
     console.write_all(b"lose\n").unwrap();
     example.until_serves(&events).await;
+    named.until(|received| received.connections > 0).await;
+    assert_eq!(outdated.received().connections, 0);
 }
