@@ -215,6 +215,13 @@ fn shortened(text: &str, max_chars: usize) -> String {
     }
 }
 
+/// Returns a time, in Unix seconds, as a date. Pages that are kept show no ages, which would not change on them.
+fn date(seconds: u64) -> Markup {
+    let date = feed::date(nostr::types::Timestamp::from_secs(seconds));
+    let day = date.get(..10).unwrap_or_default();
+    html! { time datetime=(date) title=(date) { (day) } }
+}
+
 /// Returns the path of the landing page.
 fn root(service: &ServiceIdentity) -> String {
     format!("{}/", service.mount_path())

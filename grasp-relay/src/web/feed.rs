@@ -149,6 +149,20 @@ mod tests {
     }
 
     #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (1_700_000_000, "2023-11-14"),
+            (4_107_542_399, "2100-02-28"),
+            (u64::MAX, "9999-12-31"),
+        ] {
+            let date = date(Timestamp::from_secs(seconds));
+            assert_eq!(date.split('T').next(), Some(text));
+        }
+    }
+
+    #[test]
     fn empty_feed_is_well_formed() {
         let xml = Feed::default().xml();
         assert!(xml.ends_with("</feed>"), "{xml}");

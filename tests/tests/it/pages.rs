@@ -215,6 +215,16 @@ async fn a_page_is_sent_again_only_if_it_has_changed() {
 }
 
 #[tokio::test]
+async fn pages_that_are_kept_show_dates_and_no_ages() {
+    let site = Site::new().await;
+    for path in ["", "/refs", "/log/main", &format!("/commit/{}", site.tip)] {
+        let body = site.body(path).await;
+        assert!(body.contains("<time datetime=\"20"), "{path}: {body}");
+        assert!(!body.contains(" ago"), "{path}: {body}");
+    }
+}
+
+#[tokio::test]
 async fn costly_pages_are_confirmed_by_a_button() {
     let site = Site::with(|settings| settings.pages.confirm = Confirm::Always).await;
     let path = format!("{}/commit/{}", site.base, site.tip);

@@ -1,7 +1,5 @@
 //! A commit: its message, and what it changed.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use axum::http::StatusCode;
 use grasp_core::Oid;
 use grasp_purgatory::git::ObjectKind;
@@ -10,7 +8,7 @@ use maud::{Markup, html};
 use super::revision::Revision;
 use super::{Context, EncodedPage, Page, PageError, Tab, Work, changes, content};
 use crate::web::frame::EncodedBody;
-use crate::web::{diff, shown};
+use crate::web::{date, diff, shown};
 
 /// The largest commit that is shown, without its content, in bytes.
 const MAX_COMMIT: u64 = 256 * 1024;
@@ -151,15 +149,6 @@ fn about(base: &str, commit: &Commit, oid: Oid) -> Markup {
     }
 }
 
-/// Formats a time as a date in UTC.
-pub(super) fn date(seconds: u64) -> String {
-    // The end of the year 9999: a commit may have any number as its date.
-    const LAST: u64 = 253_402_300_799;
-    let time = UNIX_EPOCH + Duration::from_secs(seconds.min(LAST));
-    let text = humantime::format_rfc3339_seconds(time).to_string();
-    text.split('T').next().unwrap_or_default().to_owned()
-}
-
 /// Returns a commit as a patch that `git am` takes.
 pub(super) async fn patch(
     context: &Context<'_>,
@@ -213,19 +202,6 @@ mod tests {
         assert_eq!(commit.subject(), "subject");
         for garbage in ["", "\n\n", "author", "author <\n\n", "author x> 1\n\n\n"] {
             assert_eq!(Commit::parse(garbage.as_bytes()).subject(), "(no subject)");
-        }
-    }
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, text) in [
-            (0, "1970-01-01"),
-            (951_782_400, "2000-02-29"),
-            (1_700_000_000, "2023-11-14"),
-            (4_107_542_399, "2100-02-28"),
-            (u64::MAX, "9999-12-31"),
-        ] {
-            assert_eq!(date(seconds), text);
         }
     }
 }

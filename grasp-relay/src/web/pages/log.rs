@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::revision::{Revision, encode};
 use super::{Context, Page, PageError, Tab, Work, content};
-use crate::web::{format_age, shown};
+use crate::web::{date, shown};
 
 /// Commits on one page.
 const PER_PAGE: usize = 50;
@@ -98,7 +98,6 @@ pub(super) async fn make(
 ) -> Result<Page, PageError> {
     let start = from.unwrap_or(revision.commit);
     let commits = list(context, work, start, PER_PAGE + 1).await?;
-    let now = context.site.host.clock.now().unix.as_secs();
     let base = context.base();
     let older = commits.get(PER_PAGE);
     let has_merges = commits.iter().any(|commit| commit.is_merge);
@@ -107,7 +106,7 @@ pub(super) async fn make(
         (content::proposed(revision))
         @if has_merges { p class="small" { "The commits of a merged branch are behind its merge." } }
         ol class="log" {
-            @for commit in commits.iter().take(PER_PAGE) { (item(&base, commit, now)) }
+            @for commit in commits.iter().take(PER_PAGE) { (item(&base, commit)) }
         }
         @if let Some(older) = older {
             @let rev = encode(&revision.name);
@@ -126,7 +125,7 @@ pub(super) async fn make(
 }
 
 /// Returns a commit as an item of a list.
-pub(super) fn item(base: &str, commit: &LogEntry, now: u64) -> Markup {
+pub(super) fn item(base: &str, commit: &LogEntry) -> Markup {
     let subject = match shown(&commit.subject) {
         subject if subject.trim().is_empty() => "(no subject)".into(),
         subject => subject,
@@ -136,7 +135,7 @@ pub(super) fn item(base: &str, commit: &LogEntry, now: u64) -> Markup {
             a href=(format!("{base}/commit/{}", commit.oid)) rel="nofollow" { bdi { (subject) } }
             div class="small" {
                 bdi { (shown(&commit.author)) }
-                span { (format_age(now, Some(commit.date))) }
+                (date(commit.date))
                 code { (format!("{:.10}", commit.oid)) }
             }
         }
@@ -155,9 +154,9 @@ mod tests {
         let entry = LogEntry::parse(&fields).unwrap();
         assert!(entry.is_merge && entry.date == 12 && entry.author == "Al <b>");
         assert_eq!(LogEntry::parse(&["x", "", "a", "1", "s"]), None);
-        let html = item("/x.git", &entry, 72).0;
+        let html = item("/x.git", &entry).0;
         assert!(
-            html.contains("1 minute ago") && html.contains("Al &lt;b&gt;"),
+            html.contains(">1970-01-01</time>") && html.contains("Al &lt;b&gt;"),
             "{html}"
         );
     }

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::revision::encode;
 use super::{Context, Page, PageError, Tab, Work};
-use crate::web::{format_age, shown};
+use crate::web::{date, shown};
 
 /// Branches and tags on one page.
 const PER_PAGE: usize = 200;
@@ -85,12 +85,11 @@ pub(super) async fn make(
 ) -> Result<Page, PageError> {
     let prefixes = ["refs/heads/", "refs/tags/"];
     let rows = list(context, work, &prefixes, skip.saturating_add(PER_PAGE + 1)).await?;
-    let now = context.site.host.clock.now().unix.as_secs();
     let base = context.base();
     let page: Vec<_> = rows.iter().skip(skip).take(PER_PAGE).collect();
     let content = html! {
         h1 { "Branches and tags" }
-        @if page.is_empty() { p { "None." } } @else { (table(&base, &page, now)) }
+        @if page.is_empty() { p { "None." } } @else { (table(&base, &page)) }
         @if rows.len() > skip.saturating_add(PER_PAGE) {
             p { a href=(format!("{base}/refs?skip={}", skip + PER_PAGE)) { "Older ones" } }
         }
@@ -102,19 +101,19 @@ pub(super) async fn make(
     })
 }
 
-fn table(base: &str, rows: &[&RefRow], now: u64) -> Markup {
+fn table(base: &str, rows: &[&RefRow]) -> Markup {
     html! {
         table {
             caption { "The newest first" }
             thead { tr { th scope="col" { "name" } th scope="col" { "kind" } th scope="col" { "newest commit" } th scope="col" { "date" } } }
             tbody {
-                @for row in rows { (table_row(base, row, now)) }
+                @for row in rows { (table_row(base, row)) }
             }
         }
     }
 }
 
-fn table_row(base: &str, row: &RefRow, now: u64) -> Markup {
+fn table_row(base: &str, row: &RefRow) -> Markup {
     let (name, kind) = match row.name.namespace() {
         Namespace::Branch(name) => (name, "branch"),
         Namespace::Tag(name) => (name, "tag"),
@@ -128,7 +127,7 @@ fn table_row(base: &str, row: &RefRow, now: u64) -> Markup {
                 @if let Some((_, subject)) = &row.about { (shown(subject)) } @else { code { (format!("{:.8}", row.oid)) } }
             }
             td data-label="date" class="time" {
-                @if let Some((date, _)) = &row.about { (format_age(now, Some(*date))) }
+                @if let Some((seconds, _)) = &row.about { (date(*seconds)) }
             }
         }
     }

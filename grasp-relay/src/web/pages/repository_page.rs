@@ -209,11 +209,10 @@ fn main_part(context: &Context<'_>, revision: Option<&Revision>, code: Option<&C
             pre { "grasp push --server " (scheme(context)) "://" (context.service()) }
         };
     };
-    let now = context.site.host.clock.now().unix.as_secs();
     let base = context.base();
     html! {
         h2 { "Newest commit" }
-        @if let Some(newest) = &code.newest { ol class="log" { (log::item(&base, newest, now)) } }
+        @if let Some(newest) = &code.newest { ol class="log" { (log::item(&base, newest)) } }
         h2 { "Files at " a href=(format!("{base}/tree/{}", encode(&revision.name))) { bdi { (shown(&revision.name)) } } }
         @match &code.top.entries {
             Some(entries) => { (tree::table(&base, revision, &[], entries)) }

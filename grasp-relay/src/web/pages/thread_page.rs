@@ -44,9 +44,9 @@ pub(super) async fn make(
     };
     let changes = match (proposal, thread.tip()) {
         (Some(proposal), Some(tip)) => {
-            let (base, now) = (context.base(), clock.now().unix.as_secs());
+            let base = context.base();
             let tip = tip.commit.to_string();
-            let markup = work.run(move || changed(&proposal, &base, &tip, now));
+            let markup = work.run(move || changed(&proposal, &base, &tip));
             Some(markup.await?)
         }
         _ => None,
@@ -126,7 +126,7 @@ async fn rendered(
 }
 
 /// Returns the commits and the changes of a pull request.
-fn changed(proposal: &Proposal, base: &str, tip: &str, now: u64) -> Markup {
+fn changed(proposal: &Proposal, base: &str, tip: &str) -> Markup {
     let Proposal { commits, diff, .. } = proposal;
     html! {
         h2 id="commits" {
@@ -134,7 +134,7 @@ fn changed(proposal: &Proposal, base: &str, tip: &str, now: u64) -> Markup {
         }
         @if commits.is_empty() && proposal.is_merged { p { "All that it proposes is in its target branch." } }
         @if proposal.base.is_none() { p { "It has no history in common with its target branch." } }
-        ol class="log" { @for commit in commits { (log::item(base, commit, now)) } }
+        ol class="log" { @for commit in commits { (log::item(base, commit)) } }
         @if !diff.files.is_empty() {
             h2 id="changes" { "Changes" }
             (diff::summary(diff, "f"))

@@ -10,7 +10,7 @@ use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
 use super::{MailPatch, Names, ThreadKind, ThreadList, nevent};
-use crate::web::{feed, format_count, shortened, shown};
+use crate::web::{date, format_count, shortened, shown};
 
 /// Threads on one page of a list.
 pub(crate) const PAGE: usize = 50;
@@ -345,7 +345,5 @@ fn person(key: &PublicKey, names: &Names) -> Markup {
 }
 
 fn when(at: Timestamp) -> Markup {
-    let date = feed::date(at);
-    let day = date.get(..10).unwrap_or_default();
-    html! { time datetime=(date) title=(date) { (day) } }
+    date(at.as_secs())
 }
