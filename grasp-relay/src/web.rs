@@ -9,6 +9,7 @@ mod feed;
 pub mod figures;
 mod frame;
 pub mod history;
+mod listing;
 mod pages;
 pub mod render;
 mod search;
@@ -16,31 +17,24 @@ mod servers;
 mod status;
 mod threads;
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
 
-use grasp_core::nip34::{Announcement, State};
+use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
-use grasp_core::{Mono, RefName, RepoId, ServiceIdentity, kinds};
+use grasp_core::{RefName, RepoId, ServiceIdentity};
 use maud::{Markup, html};
-use nostr::event::Event;
-use nostr::filter::Filter;
 use nostr::key::PublicKey;
-use tokio::sync::Mutex;
 
 use self::figures::RepoRow;
 pub(crate) use self::frame::EncodedPage;
 pub use self::frame::{Caching, Page, assets};
+pub use self::listing::{Listing, RepositoryList};
 pub(crate) use self::pages::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest};
 pub use self::pages::{Confirm, PageSettings, Pages, RelayRows, Show, Surroundings};
 pub(crate) use self::search::Search;
 pub use self::status::{format_age, format_bytes, format_duration, status};
-use crate::clock::Clock;
 use crate::nostr::RelayInfo;
 use crate::server::Config;
-use crate::store::{self, EventStore, StoreError};
 
 /// The content of a repository's page.
 #[derive(Clone, Debug)]
@@ -311,161 +305,13 @@ pub fn format_count<N: fmt::Display + PartialEq + From<u8>>(
     format!("{count} {name}")
 }
 
-/// Limits the age of a cached list.
-const MAX_AGE: Duration = Duration::from_secs(10);
-
-/// The age of a cached list, as a multiple of the time that it took: a page that is requested in a loop costs a hundredth
-/// of a core, and a new server shows a new repository at once.
-const MAX_AGE_PER_DURATION: u32 = 100;
-
-fn fresh_for(took: Duration) -> Duration {
-    took.saturating_mul(MAX_AGE_PER_DURATION).min(MAX_AGE)
-}
-
-/// Limits the announcements, and the states, that a list is made from; the newest are used.
-const MAX_EVENTS: usize = 2_000;
-
-/// Decides whether the repository of an announcement is listed.
-type IsHosted = Box<dyn Fn(&Announcement) -> bool + Send + Sync>;
-
-/// Lists the hosted repositories. Cheap to clone.
-#[derive(Clone)]
-pub struct Listing(Arc<ListingInner>);
-
-struct ListingInner {
-    store: Arc<dyn EventStore>,
-    service: ServiceIdentity,
-    clock: Clock,
-    is_hosted: IsHosted,
-    /// The last list, and the end of its use.
-    last: Mutex<Option<(Mono, Arc<RepositoryList>)>>,
-}
-
-/// The hosted repositories of a server.
-#[derive(Clone, Debug, Default)]
-pub struct RepositoryList {
-    /// One row per repository, the latest active first.
-    pub rows: Vec<RepoRow>,
-    /// There may be more, announced longer ago.
-    pub is_cut: bool,
-}
-
-impl Listing {
-    /// Creates a list of the announced repositories in a store that satisfy `is_hosted`.
-    pub fn new(
-        store: Arc<dyn EventStore>,
-        service: ServiceIdentity,
-        clock: Clock,
-        is_hosted: impl Fn(&Announcement) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        let is_hosted = Box::new(is_hosted);
-        Self(Arc::new(ListingInner {
-            store,
-            service,
-            clock,
-            is_hosted,
-            last: Mutex::new(None),
-        }))
-    }
-
-    /// Returns the list; concurrent calls wait for one lookup.
-    pub async fn rows(&self) -> Result<Arc<RepositoryList>, StoreError> {
-        let mut last = self.0.last.lock().await;
-        let now = self.0.clock.now().mono;
-        if let Some((_, rows)) = last.as_ref().filter(|(end, _)| now < *end) {
-            return Ok(Arc::clone(rows));
-        }
-        let rows = Arc::new(self.0.look_up().await?);
-        let then = self.0.clock.now().mono;
-        *last = Some((then + fresh_for(then - now), Arc::clone(&rows)));
-        Ok(rows)
-    }
-}
-
-impl ListingInner {
-    async fn look_up(&self) -> Result<RepositoryList, StoreError> {
-        let announced = self.events(Filter::new().kind(kinds::ANNOUNCEMENT)).await?;
-        let states = self.events(Filter::new().kind(kinds::STATE)).await?;
-        let states = states.iter().filter_map(|event| State::parse(event).ok());
-        let signed = |state: &State| (state.version.created_at.as_secs(), state.refs.len() as u64);
-        let states = states
-            .map(|state| (state.repo.clone(), signed(&state)))
-            .collect();
-        let is_cut = announced.len() >= MAX_EVENTS;
-        let announced = announced
-            .iter()
-            .filter_map(|event| Announcement::parse(event).ok());
-        let hosted = announced.filter(|announcement| (self.is_hosted)(announcement));
-        let mut rows: Vec<_> = hosted
-            .map(|announcement| self.row(&announcement, &states))
-            .collect();
-        rows.sort_by(|a, b| {
-            b.active_at
-                .cmp(&a.active_at)
-                .then_with(|| a.path.cmp(&b.path))
-        });
-        Ok(RepositoryList { rows, is_cut })
-    }
-
-    async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
-        store::events(
-            &*self.store,
-            filter.limit(MAX_EVENTS),
-            self.clock.now().unix,
-        )
-        .await
-    }
-
-    fn row(&self, announcement: &Announcement, states: &States) -> RepoRow {
-        let repo = &announcement.repo;
-        let announced = announcement.version.created_at.as_secs();
-        // The newest state by the owner and the listed maintainers.
-        let authors = announcement
-            .maintainer_list
-            .listed
-            .iter()
-            .copied()
-            .chain([repo.owner]);
-        let of = |author| {
-            states
-                .get(&RepoId::new(author, repo.identifier.clone()))
-                .copied()
-        };
-        let state = authors.filter_map(of).max();
-        let name = announcement.name.clone().filter(|name| !name.is_empty());
-        RepoRow {
-            owner: npub(&repo.owner),
-            identifier: repo.identifier.to_string(),
-            name: name.unwrap_or_else(|| repo.identifier.to_string()),
-            description: announcement.description.clone().unwrap_or_default(),
-            topics: announcement.topics.clone(),
-            path: self.service.repo_path(repo),
-            active_at: state.map_or(announced, |(signed, _)| signed.max(announced)),
-            refs: state.map_or(0, |(_, refs)| refs),
-            announcement: Some(announcement.version.id),
-        }
-    }
-}
-
-/// The date and the number of refs of each author's state.
-type States = BTreeMap<RepoId, (u64, u64)>;
-
 #[cfg(test)]
 mod tests {
-    use nostr::event::{EventId, Signature, Tag};
     use nostr::key::PublicKey;
 
     use super::*;
     use crate::nostr::Limits;
-    use crate::store::sqlite::{SqliteOptions, SqliteStore};
     use crate::web::figures::RepoRow;
-
-    #[test]
-    fn a_list_is_kept_for_a_time_that_depends_on_its_cost() {
-        let milliseconds = Duration::from_millis;
-        assert_eq!(fresh_for(milliseconds(1)), milliseconds(100));
-        assert_eq!(fresh_for(milliseconds(500)), MAX_AGE);
-    }
 
     fn repo_id(name: &str) -> RepoId {
         RepoId::new(PublicKey::from_byte_array([7; 32]), name.parse().unwrap())
@@ -607,40 +453,5 @@ mod tests {
         );
         assert!(page.contains(&format!("git clone {url}")), "{page}");
         assert!(service.serves(&url.parse().unwrap(), &repo));
-    }
-
-    /// Returns an announcement without a valid signature.
-    fn announcement(n: usize) -> Arc<Event> {
-        let id = EventId::from_byte_array(std::array::from_fn(|at| n.to_be_bytes()[at % 8]));
-        let author = PublicKey::from_byte_array([1; 32]);
-        let tags = [Tag::identifier(n.to_string())];
-        let signature = Signature::from_slice(&[0; 64]).unwrap();
-        let at = nostr::types::Timestamp::from_secs(n as u64);
-        Arc::new(Event::new(
-            id,
-            author,
-            at,
-            kinds::ANNOUNCEMENT,
-            tags,
-            "",
-            signature,
-        ))
-    }
-
-    #[tokio::test]
-    async fn a_list_that_may_be_incomplete_is_cut() {
-        for (count, is_cut) in [(MAX_EVENTS - 1, false), (MAX_EVENTS + 1, true)] {
-            let dir = tempfile::tempdir().unwrap();
-            let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default());
-            let (store, clock) = (Arc::new(store.unwrap()), Clock::system());
-            let events = (1..=count).map(announcement).collect();
-            store.save(events, clock.now().unix).await.unwrap();
-            let listing = Listing::new(store, "us.example".parse().unwrap(), clock, |_| true);
-            let listed = listing.rows().await.unwrap();
-            assert_eq!(
-                (listed.rows.len(), listed.is_cut),
-                (count.min(MAX_EVENTS), is_cut)
-            );
-        }
     }
 }
