@@ -1,6 +1,6 @@
 //! The list of hosted repositories.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use grasp_core::service::npub;
 use grasp_core::{Mono, RepoId, ServiceIdentity, kinds};
 use nostr::event::Event;
 use nostr::filter::Filter;
+use nostr::key::PublicKey;
 use tokio::sync::Mutex;
 
 use super::figures::RepoRow;
@@ -28,6 +29,9 @@ fn fresh_for(took: Duration) -> Duration {
 
 /// Limits the announcements, and the states, that a list is made from; the newest are used.
 const MAX_EVENTS: usize = 2_000;
+
+/// Limits the announcements of one owner that are listed.
+const MAX_OWNED: usize = 100;
 
 /// Decides whether the repository of an announcement is listed.
 type IsHosted = Box<dyn Fn(&Announcement) -> bool + Send + Sync>;
@@ -84,40 +88,74 @@ impl Listing {
         *last = Some((then + fresh_for(then - now), Arc::clone(&rows)));
         Ok(rows)
     }
+
+    /// Looks up the repositories of one owner, however long ago they were announced.
+    pub(crate) async fn of_owner(&self, owner: PublicKey) -> Result<RepositoryList, StoreError> {
+        self.0.look_up_owner(owner).await
+    }
 }
 
 impl ListingInner {
     async fn look_up(&self) -> Result<RepositoryList, StoreError> {
-        let announced = self.events(Filter::new().kind(kinds::ANNOUNCEMENT)).await?;
-        let states = self.events(Filter::new().kind(kinds::STATE)).await?;
-        let states = states.iter().filter_map(|event| State::parse(event).ok());
+        let announced = Filter::new().kind(kinds::ANNOUNCEMENT);
+        let announced = self.announced(announced, MAX_EVENTS).await?;
+        let states = self
+            .events(Filter::new().kind(kinds::STATE).limit(MAX_EVENTS))
+            .await?;
+        Ok(self.list(&announced, &states))
+    }
+
+    async fn look_up_owner(&self, owner: PublicKey) -> Result<RepositoryList, StoreError> {
+        let announced = Filter::new().kind(kinds::ANNOUNCEMENT).author(owner);
+        let announced = self.announced(announced, MAX_OWNED).await?;
+        let mut authors = BTreeSet::from([owner]);
+        for announcement in &announced.hosted {
+            authors.extend(announcement.maintainer_list.listed.iter().copied());
+        }
+        let names = announced
+            .hosted
+            .iter()
+            .map(|it| it.repo.identifier.as_str());
+        let states = Filter::new().kind(kinds::STATE).authors(authors);
+        let states = self
+            .events(states.identifiers(names).limit(MAX_EVENTS))
+            .await?;
+        Ok(self.list(&announced, &states))
+    }
+
+    /// Reads the announcements of hosted repositories, of the newest that a filter matches.
+    async fn announced(&self, filter: Filter, max: usize) -> Result<Announced, StoreError> {
+        let events = self.events(filter.limit(max)).await?;
+        let parsed = events
+            .iter()
+            .filter_map(|event| Announcement::parse(event).ok());
+        Ok(Announced {
+            is_cut: events.len() >= max,
+            hosted: parsed.filter(|it| (self.is_hosted)(it)).collect(),
+        })
+    }
+
+    fn list(&self, announced: &Announced, states: &[Event]) -> RepositoryList {
         let signed = |state: &State| (state.version.created_at.as_secs(), state.refs.len() as u64);
+        let states = states.iter().filter_map(|event| State::parse(event).ok());
         let states = states
             .map(|state| (state.repo.clone(), signed(&state)))
             .collect();
-        let is_cut = announced.len() >= MAX_EVENTS;
-        let announced = announced
-            .iter()
-            .filter_map(|event| Announcement::parse(event).ok());
-        let hosted = announced.filter(|announcement| (self.is_hosted)(announcement));
-        let mut rows: Vec<_> = hosted
-            .map(|announcement| self.row(&announcement, &states))
-            .collect();
+        let rows = announced.hosted.iter().map(|it| self.row(it, &states));
+        let mut rows: Vec<RepoRow> = rows.collect();
         rows.sort_by(|a, b| {
             b.active_at
                 .cmp(&a.active_at)
                 .then_with(|| a.path.cmp(&b.path))
         });
-        Ok(RepositoryList { rows, is_cut })
+        RepositoryList {
+            rows,
+            is_cut: announced.is_cut,
+        }
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
-        store::events(
-            &*self.store,
-            filter.limit(MAX_EVENTS),
-            self.clock.now().unix,
-        )
-        .await
+        store::events(&*self.store, filter, self.clock.now().unix).await
     }
 
     fn row(&self, announcement: &Announcement, states: &States) -> RepoRow {
@@ -151,13 +189,18 @@ impl ListingInner {
     }
 }
 
+/// The announcements of hosted repositories, perhaps not all.
+struct Announced {
+    hosted: Vec<Announcement>,
+    is_cut: bool,
+}
+
 /// The date and the number of refs of each author's state.
 type States = BTreeMap<RepoId, (u64, u64)>;
 
 #[cfg(test)]
 mod tests {
     use nostr::event::{EventId, Signature, Tag};
-    use nostr::key::PublicKey;
 
     use super::*;
     use crate::store::sqlite::{SqliteOptions, SqliteStore};
@@ -169,10 +212,13 @@ mod tests {
         assert_eq!(fresh_for(milliseconds(500)), MAX_AGE);
     }
 
-    /// Returns an announcement without a valid signature.
+    /// Returns an announcement without a valid signature, the newer the higher its number.
     fn announcement(n: usize) -> Arc<Event> {
+        announcement_by(PublicKey::from_byte_array([1; 32]), n)
+    }
+
+    fn announcement_by(author: PublicKey, n: usize) -> Arc<Event> {
         let id = EventId::from_byte_array(std::array::from_fn(|at| n.to_be_bytes()[at % 8]));
-        let author = PublicKey::from_byte_array([1; 32]);
         let tags = [Tag::identifier(n.to_string())];
         let signature = Signature::from_slice(&[0; 64]).unwrap();
         let at = nostr::types::Timestamp::from_secs(n as u64);
@@ -202,5 +248,23 @@ mod tests {
                 (count.min(MAX_EVENTS), is_cut)
             );
         }
+    }
+
+    #[tokio::test]
+    async fn repositories_of_an_owner_are_found_behind_many_newer_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default());
+        let (store, clock) = (Arc::new(store.unwrap()), Clock::system());
+        let owner = PublicKey::from_byte_array([2; 32]);
+        let mut events: Vec<_> = (10..MAX_EVENTS + 10).map(announcement).collect();
+        events.extend([announcement_by(owner, 1), announcement_by(owner, 2)]);
+        store.save(events, clock.now().unix).await.unwrap();
+        let is_hosted = |it: &Announcement| it.repo.identifier.as_str() != "2";
+        let listing = Listing::new(store, "us.example".parse().unwrap(), clock, is_hosted);
+        let all = listing.rows().await.unwrap();
+        assert!(all.rows.iter().all(|row| row.owner != npub(&owner)));
+        let owned = listing.of_owner(owner).await.unwrap();
+        assert_eq!((owned.rows.len(), owned.is_cut), (1, false));
+        assert_eq!(owned.rows[0].identifier, "1");
     }
 }

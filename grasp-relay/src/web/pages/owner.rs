@@ -3,11 +3,13 @@
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use maud::{Markup, html};
+use nostr::key::PublicKey;
+use nostr::nips::nip19::FromBech32 as _;
 use percent_encoding::percent_decode_str;
 
 use super::{Caching, Page, Show, Site};
 use crate::web::figures::RepoRow;
-use crate::web::{repository_rows, shown};
+use crate::web::{RepositoryList, repository_rows, shown};
 
 impl Site {
     /// Answers for a path below the mount where no repository is: with the owner's repositories, or 404 with help.
@@ -23,7 +25,8 @@ impl Site {
             tracing::warn!(%error, "the event store failed to list repositories");
             Default::default()
         });
-        let owned: Vec<&RepoRow> = list.rows.iter().filter(|row| row.owner == owner).collect();
+        let owned = self.owned(owner).await;
+        let owned: Vec<&RepoRow> = owned.rows.iter().collect();
         if name.is_none() && !owned.is_empty() {
             return self.owner(owner, &owned);
         }
@@ -42,6 +45,18 @@ impl Site {
         Page::new("Not found", &self.root, content)
             .with_status(StatusCode::NOT_FOUND)
             .into_response()
+    }
+
+    /// Returns the repositories of an owner; none if the text is no key.
+    async fn owned(&self, owner: &str) -> RepositoryList {
+        let Ok(key) = PublicKey::from_bech32(owner) else {
+            return RepositoryList::default();
+        };
+        let owned = self.listing.of_owner(key).await;
+        owned.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the event store failed to list the repositories of an owner");
+            RepositoryList::default()
+        })
     }
 
     /// Returns the page of an owner.
