@@ -188,6 +188,11 @@ impl GitError {
         )
     }
 
+    /// Returns whether the work was ended at its limit of time.
+    pub fn is_too_expensive(&self) -> bool {
+        matches!(self, Self::TooExpensive { .. } | Self::Timeout { .. })
+    }
+
     /// Returns whether the operator must free disk space.
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Self::DiskFull)

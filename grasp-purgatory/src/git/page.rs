@@ -190,7 +190,8 @@ impl RepoStore {
         })
     }
 
-    /// Runs a command that only reads, for a page. Returns its output, and whether it was cut at `max_bytes`.
+    /// Runs a command that only reads, for a page. Returns its output, and whether it was cut: at `max_bytes`, or where the
+    /// command reached its limit of time after it had printed something.
     pub async fn run_for_page(
         &self,
         repo: &RepoId,
@@ -210,14 +211,23 @@ impl RepoStore {
             }
             Ok::<_, std::io::Error>(())
         };
-        in_time(subcommand, read).await?;
+        let read = in_time(subcommand, read).await;
         if output.len() > max_bytes {
             output.truncate(max_bytes);
             return Ok((output, true));
         }
-        let finished = process.finish().await?;
-        finished.success(subcommand)?;
-        Ok((output, false))
+        let ended = match read {
+            Ok(()) => process.finish().await,
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(finished) => {
+                finished.success(subcommand)?;
+                Ok((output, false))
+            }
+            Err(error) if error.is_too_expensive() && !output.is_empty() => Ok((output, true)),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -253,7 +263,8 @@ impl ObjectReader {
             stdout.read_exact(&mut content).await?;
             stdout.read_exact(&mut end).await
         };
-        in_time(CAT_FILE, read).await?;
+        let read = in_time(CAT_FILE, read).await;
+        read.map_err(|error| ended_early(Some(error)))?;
         Ok(Some((object, content)))
     }
 
@@ -273,7 +284,10 @@ impl ObjectReader {
             let mut bounded = stdout.take(request.len() as u64 + 256);
             bounded.read_until(b'\n', &mut answer).await
         };
-        in_time(CAT_FILE, exchange).await?;
+        let read = in_time(CAT_FILE, exchange).await;
+        if answer.is_empty() {
+            return Err(ended_early(read.err()));
+        }
         Ok(String::from_utf8_lossy(&answer).trim_end().to_owned())
     }
 
@@ -282,6 +296,14 @@ impl ObjectReader {
         drop(self.stdin);
         self.process.finish().await?;
         Ok(())
+    }
+}
+
+/// Returns why a process that reads objects gave no answer. It ends early only at a limit of memory or CPU time.
+fn ended_early(error: Option<GitError>) -> GitError {
+    match error {
+        Some(error @ GitError::Timeout { .. }) => error,
+        _ => GitError::TooExpensive { command: CAT_FILE },
     }
 }
 

@@ -360,7 +360,13 @@ impl Site {
             return Ok(self.ask_to_confirm(request));
         }
         let work = self.begin(request).await?;
-        let made = route.make(&context, &subject, &work).await?;
+        let made = match route.make(&context, &subject, &work).await {
+            // It is as expensive the next time, so this is kept, too.
+            Err(PageError::Git(GitError::TooExpensive { .. })) => {
+                Made::Page(self.too_large(request))
+            }
+            made => made?,
+        };
         let encoded = work.run(move || made.encode(version.caching, tag)).await?;
         drop(work);
         self.cache().insert(key, encoded.clone());
@@ -451,9 +457,12 @@ impl Site {
                 self.not_found(path.strip_prefix(&mount).unwrap_or(&path))
                     .await
             }
-            PageError::Git(
-                GitError::Busy(_) | GitError::TooExpensive { .. } | GitError::Timeout { .. },
-            ) => {
+            PageError::Git(error) if error.is_too_expensive() => {
+                tracing::debug!(%error, "a page took too long");
+                let page = self.too_large(request);
+                page.cached(Caching::NoStore).into_response()
+            }
+            PageError::Git(GitError::Busy(_)) => {
                 tracing::debug!(%error, "a page was refused");
                 busy(&self.root, &service.repo_url(&request.address, self.secure))
             }
@@ -470,6 +479,22 @@ impl Site {
                     .into_response()
             }
         }
+    }
+
+    /// Returns the page of what takes too long to be shown.
+    fn too_large(&self, request: &PageRequest) -> Page {
+        let url = self
+            .host
+            .policy
+            .service
+            .repo_url(&request.address, self.secure);
+        let content = html! {
+            h1 { "This is too large to be shown here" }
+            p { "Clone the repository to see it:" }
+            pre { "git clone " (url) }
+        };
+        Page::new("Too large to be shown", &self.root, content)
+            .with_status(StatusCode::PAYLOAD_TOO_LARGE)
     }
 
     /// Reads served events.

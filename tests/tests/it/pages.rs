@@ -279,6 +279,30 @@ async fn pages_take_the_time_for_pages_and_git_goes_on() {
 }
 
 #[tokio::test]
+async fn what_takes_git_too_long_is_left_out_or_cut_and_never_asked_for_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("git");
+    // Ends as at the limit of CPU time: before the first line, or after some.
+    let script = "#!/bin/sh\nPATH=/usr/local/bin:/usr/bin:/bin\nfor word in \"$@\"; do case $word in\n\
+                  log|ls-tree) kill -XCPU $$;;\n\
+                  diff-tree) git \"$@\" | head -n 12; kill -XCPU $$;;\n\
+                  esac; done\nexec git \"$@\"\n";
+    write_program(&program, script);
+    let site = Site::with(|settings| settings.git_program = Some(program)).await;
+    let overview = site.body("").await;
+    assert!(overview.contains("README.md") && overview.contains("Hello"));
+    assert!(!overview.contains("Languages"), "{overview}");
+    let commit = site.body(&format!("/commit/{}", site.tip)).await;
+    assert!(commit.contains("LICENSE") && commit.contains("clone the repository to see the rest"));
+    let log = site.get("/log/main").await;
+    assert_eq!((log.status, log.header("retry-after")), (413, ""));
+    assert!(log.body.contains("too large to be shown"), "{log:?}");
+    let path = format!("{}/log/main", site.base);
+    let given = [("If-None-Match", log.header("etag"))];
+    assert_eq!(site.instance.get(&path, &given).await.status, 304);
+}
+
+#[tokio::test]
 async fn addresses_that_people_guess_lead_on() {
     let site = Site::new().await;
     let owner = site.base.split('/').nth(1).unwrap_or_default();

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::tree::{Entry, EntryKind};
 use super::{Context, PageError, Work};
 
-/// Bytes of the list of all files. Larger repositories show no languages.
+/// Bytes of the list of all files. Repositories with a larger one, or whose list takes too long, show no languages.
 const MAX_LIST: usize = 4 * 1024 * 1024;
 
 /// Languages that are named.
@@ -126,9 +126,11 @@ pub(super) async fn read_languages(
     let arguments = ["-r", "-l", "-z", "--full-tree", &name];
     let (repos, repo) = (&request.repos, &request.repo);
     let listed = repos.run_for_page(repo, work, "ls-tree", &arguments, MAX_LIST);
-    let languages = match listed.await? {
-        (_, true) => Vec::new(),
-        (output, false) => work.run(move || languages_of(&output)).await?,
+    let languages = match listed.await {
+        Ok((output, false)) => work.run(move || languages_of(&output)).await?,
+        Ok((_, true)) => Vec::new(),
+        Err(error) if error.is_too_expensive() => Vec::new(),
+        Err(error) => return Err(error.into()),
     };
     known.insert(commit, languages.clone());
     Ok(languages)

@@ -4,7 +4,7 @@ use grasp_core::threads::Tip;
 use grasp_core::{Oid, RefName};
 use grasp_purgatory::git::GitError;
 
-use super::log::{self, LogEntry};
+use super::log::{self, LogEntries, LogEntry};
 use super::revision::{self, Belongs};
 use super::{Context, PageError, Work};
 use crate::web::diff::Diff;
@@ -43,8 +43,9 @@ pub(super) async fn proposal(
         return Ok(None);
     };
     let base = base_of(context, work, tip, target).await?;
-    let commits = log::list_since(context, work, base, tip.commit, MAX_COMMITS + 1).await?;
-    let has_more = commits.len() > MAX_COMMITS;
+    let LogEntries { commits, is_cut } =
+        log::list_since(context, work, base, tip.commit, MAX_COMMITS + 1).await?;
+    let has_more = is_cut || commits.len() > MAX_COMMITS;
     let diff = match base {
         Some(base) => diff(context, work, Some(base), tip.commit).await?,
         None => Diff::default(),
@@ -117,7 +118,7 @@ async fn merge_base(
     }
 }
 
-/// Reads the difference of a commit to an older one; without one everything is new.
+/// Reads the difference of a commit to an older one; without one everything is new. What takes too long is cut.
 pub(super) async fn diff(
     context: &Context<'_>,
     work: &Work,
@@ -144,7 +145,10 @@ pub(super) async fn diff(
     arguments.push(&commit);
     let (repos, repo) = (&request.repos, &request.repo);
     let made = repos.run_for_page(repo, work, "diff-tree", &arguments, MAX_BYTES);
-    let (output, is_cut) = made.await?;
+    let (output, is_cut) = match made.await {
+        Err(error) if error.is_too_expensive() => (Vec::new(), true),
+        made => made?,
+    };
     let parsed = work.run(move || Diff::parse(&String::from_utf8_lossy(&output), is_cut));
     Ok(parsed.await?)
 }

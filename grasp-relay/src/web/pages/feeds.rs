@@ -34,7 +34,7 @@ pub(super) async fn commits(context: &Context<'_>, work: &Work) -> Result<Made, 
         return Ok(atom(&feed));
     };
     let tip = target.peeled.unwrap_or(target.oid);
-    for commit in log::list(context, work, tip, MAX_ENTRIES).await? {
+    for commit in log::list(context, work, tip, MAX_ENTRIES).await?.commits {
         let link = format!("{url}/commit/{}", commit.oid);
         feed.entries.push(Entry {
             id: link.clone(),

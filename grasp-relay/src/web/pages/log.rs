@@ -24,6 +24,13 @@ pub(super) struct LogEntry {
     is_merge: bool,
 }
 
+/// Commits of a list, newest first.
+pub(super) struct LogEntries {
+    pub(super) commits: Vec<LogEntry>,
+    /// It took too long to find all that were asked for.
+    pub(super) is_cut: bool,
+}
+
 impl LogEntry {
     /// Parses the fields of one commit.
     fn parse(fields: &[&str]) -> Option<Self> {
@@ -46,7 +53,7 @@ pub(super) async fn list(
     work: &Work,
     from: Oid,
     count: usize,
-) -> Result<Vec<LogEntry>, PageError> {
+) -> Result<LogEntries, PageError> {
     let from = from.to_string();
     read(context, work, &["--first-parent", &from], count).await
 }
@@ -58,7 +65,7 @@ pub(super) async fn list_since(
     base: Option<Oid>,
     tip: Oid,
     count: usize,
-) -> Result<Vec<LogEntry>, PageError> {
+) -> Result<LogEntries, PageError> {
     let tip = tip.to_string();
     match base {
         Some(base) => read(context, work, &[&tip, &format!("^{base}")], count).await,
@@ -71,7 +78,7 @@ async fn read(
     work: &Work,
     commits: &[&str],
     count: usize,
-) -> Result<Vec<LogEntry>, PageError> {
+) -> Result<LogEntries, PageError> {
     let request = context.request;
     let count = format!("--max-count={count}");
     let mut arguments = vec![
@@ -84,10 +91,14 @@ async fn read(
     arguments.push("--");
     let (repos, repo) = (&request.repos, &request.repo);
     let listed = repos.run_for_page(repo, work, "log", &arguments, MAX_BYTES);
-    let (output, _) = listed.await?;
+    let (output, is_cut) = listed.await?;
     let text = String::from_utf8_lossy(&output);
     let fields: Vec<&str> = text.split('\0').collect();
-    Ok(fields.chunks_exact(5).filter_map(LogEntry::parse).collect())
+    let commits = fields.chunks_exact(5).filter_map(LogEntry::parse);
+    Ok(LogEntries {
+        commits: commits.collect(),
+        is_cut,
+    })
 }
 
 pub(super) async fn make(
@@ -97,7 +108,7 @@ pub(super) async fn make(
     from: Option<Oid>,
 ) -> Result<Page, PageError> {
     let start = from.unwrap_or(revision.commit);
-    let commits = list(context, work, start, PER_PAGE + 1).await?;
+    let LogEntries { commits, is_cut } = list(context, work, start, PER_PAGE + 1).await?;
     let base = context.base();
     let older = commits.get(PER_PAGE);
     let has_merges = commits.iter().any(|commit| commit.is_merge);
@@ -111,6 +122,8 @@ pub(super) async fn make(
         @if let Some(older) = older {
             @let rev = encode(&revision.name);
             p { a href=(format!("{base}/log/{rev}?from={}", older.oid)) rel="nofollow" { "Older commits" } }
+        } @else if is_cut {
+            p { "There are more, which took too long to be listed; clone the repository to see them." }
         }
     };
     let page = context.page(

@@ -145,15 +145,28 @@ impl Code {
         revision: &Revision,
     ) -> Result<Self, PageError> {
         let (newest, top, languages) = tokio::try_join!(
-            log::list(context, work, revision.commit, 1),
+            newest(context, work, revision),
             TopFiles::read(context, work, revision),
             about::read_languages(context, work, revision.commit),
         )?;
         Ok(Self {
-            newest: newest.into_iter().next(),
+            newest,
             top,
             languages,
         })
+    }
+}
+
+/// Returns the newest commit, unless it takes too long to read.
+async fn newest(
+    context: &Context<'_>,
+    work: &Work,
+    revision: &Revision,
+) -> Result<Option<log::LogEntry>, PageError> {
+    match log::list(context, work, revision.commit, 1).await {
+        Ok(list) => Ok(list.commits.into_iter().next()),
+        Err(PageError::Git(error)) if error.is_too_expensive() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -211,8 +224,10 @@ fn main_part(context: &Context<'_>, revision: Option<&Revision>, code: Option<&C
     };
     let base = context.base();
     html! {
-        h2 { "Newest commit" }
-        @if let Some(newest) = &code.newest { ol class="log" { (log::item(&base, newest)) } }
+        @if let Some(newest) = &code.newest {
+            h2 { "Newest commit" }
+            ol class="log" { (log::item(&base, newest)) }
+        }
         h2 { "Files at " a href=(format!("{base}/tree/{}", encode(&revision.name))) { bdi { (shown(&revision.name)) } } }
         @match &code.top.entries {
             Some(entries) => { (tree::table(&base, revision, &[], entries)) }
