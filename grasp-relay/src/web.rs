@@ -10,6 +10,7 @@ pub mod figures;
 mod frame;
 pub mod history;
 mod listing;
+mod names;
 mod pages;
 pub mod render;
 mod search;

@@ -1,4 +1,4 @@
-//! What a repository is made of: its licence, its languages, and the names of its people.
+//! What a repository is made of: its licence and its languages.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -7,7 +7,6 @@ use std::sync::{Mutex, PoisonError};
 use grasp_core::Oid;
 use lru::LruCache;
 use maud::{Markup, html};
-use serde::Deserialize;
 
 use super::tree::{Entry, EntryKind};
 use super::{Context, PageError, Work};
@@ -264,31 +263,6 @@ pub(super) fn licences(licences: &[&'static str]) -> Markup {
     html! { @if !licences.is_empty() { h2 { "Licence" } p { (licences.join(", ")) } } }
 }
 
-/// Returns the name that a profile (kind 0) has.
-pub(super) fn name_of(profile: &str) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Profile {
-        #[serde(default)]
-        display_name: Option<String>,
-        #[serde(default)]
-        name: Option<String>,
-    }
-    const MAX_CHARS: usize = 40;
-    let profile: Profile = serde_json::from_str(profile).ok()?;
-    let names = [profile.display_name, profile.name];
-    let name = names
-        .into_iter()
-        .flatten()
-        .find(|name| !name.trim().is_empty())?;
-    Some(
-        name.trim()
-            .chars()
-            .filter(|c| !c.is_control())
-            .take(MAX_CHARS)
-            .collect(),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,26 +295,5 @@ mod tests {
         let gpl = "GNU GENERAL PUBLIC LICENSE\nVersion 3 … the GNU Affero General Public License";
         assert_eq!(identify(gpl), Some("GPL-3.0"));
         assert_eq!(identify("all rights reserved"), None);
-    }
-
-    #[test]
-    fn names_are_those_of_profiles() {
-        assert_eq!(
-            name_of(r#"{"name":"al","display_name":" Al "}"#),
-            Some("Al".into())
-        );
-        assert_eq!(
-            name_of(r#"{"name":"al","display_name":""}"#),
-            Some("al".into())
-        );
-        for none in ["", "[]", "{}", r#"{"name":1}"#, r#"{"name":"  "}"#] {
-            assert_eq!(name_of(none), None, "{none}");
-        }
-        assert_eq!(
-            name_of(&format!("{{\"name\":\"{}\"}}", "x".repeat(99)))
-                .unwrap()
-                .len(),
-            40
-        );
     }
 }

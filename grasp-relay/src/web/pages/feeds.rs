@@ -9,7 +9,8 @@ use nostr::types::Timestamp;
 use super::revision::encode;
 use super::{Context, Made, PageError, Work, log, refs};
 use crate::web::feed::{ATOM, Entry, Feed};
-use crate::web::threads::{Names, ThreadKind, nevent};
+use crate::web::names::Names;
+use crate::web::threads::{ThreadKind, nevent};
 use crate::web::{npub_start, shortened, shown};
 
 /// Entries of a feed.

@@ -1,6 +1,6 @@
 //! The page of a repository: what it is, how to clone it, what is in it, and whose it is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
@@ -12,6 +12,7 @@ use nostr::key::PublicKey;
 use super::revision::{Belongs, Revision, encode};
 use super::tree::{self, Entry};
 use super::{Caching, Context, Page, PageError, Show, Tab, Version, Work, about, content, log};
+use crate::web::names::Names;
 use crate::web::{self, RepositoryPage, npub_start, other_servers, shown};
 
 /// Maintainers that are named.
@@ -100,7 +101,10 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
         Some(revision) => Some(Code::read(context, work, revision).await?),
         None => None,
     };
-    let names = names(context, announcement.as_ref()).await?;
+    let people = people(context, announcement.as_ref());
+    let host = &context.site.host;
+    let (keys, at) = (people.iter().copied().collect(), host.clock.now().unix);
+    let names = Names::read(&*host.store, at, keys).await?;
     let title = announcement.as_ref().and_then(|it| it.name.as_deref());
     let title = title.filter(|name| !name.trim().is_empty());
     let title = shown(title.unwrap_or(context.request.address.identifier.as_str()));
@@ -114,7 +118,7 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
             div { (main_part(context, revision.as_ref(), code.as_ref())) }
             aside aria-label="About" {
                 (numbers(context, &facts))
-                (people(context, &names))
+                (maintainer_list(context, &people, &names))
                 @if let Some(code) = &code { (about::licences(&code.top.licences)) (about::languages(&code.languages)) }
                 @if let Some(announcement) = &announcement { (other_servers(context.service(), announcement)) }
             }
@@ -312,44 +316,27 @@ fn numbers(context: &Context<'_>, facts: &Facts) -> Markup {
     }
 }
 
-/// Reads the names that people gave themselves. The owner and the listed maintainers come first.
-async fn names(
-    context: &Context<'_>,
-    announcement: Option<&Announcement>,
-) -> Result<Vec<(PublicKey, Option<String>)>, PageError> {
+/// Returns the people that are named, the owner first.
+fn people(context: &Context<'_>, announcement: Option<&Announcement>) -> Vec<PublicKey> {
     let mut keys = maintainers(context);
     if let Some(announcement) = announcement {
         keys.extend(announcement.maintainer_list.listed.iter().copied());
     }
     let owner = context.request.address.owner;
     let others = keys.into_iter().filter(|key| *key != owner);
-    let keys: Vec<PublicKey> = [owner]
-        .into_iter()
-        .chain(others)
-        .take(MAX_MAINTAINERS)
-        .collect();
-    let filter = Filter::new()
-        .kind(nostr::event::Kind::Metadata)
-        .authors(keys.clone())
-        .limit(MAX_MAINTAINERS);
-    let events = context.site.events(filter).await?;
-    let named: BTreeMap<PublicKey, String> = events
-        .iter()
-        .filter_map(|event| Some((event.pubkey, about::name_of(&event.content)?)))
-        .collect();
-    let name = |key: PublicKey| (key, named.get(&key).cloned());
-    Ok(keys.into_iter().map(name).collect())
+    let all = [owner].into_iter().chain(others);
+    all.take(MAX_MAINTAINERS).collect()
 }
 
-fn people(context: &Context<'_>, names: &[(PublicKey, Option<String>)]) -> Markup {
+fn maintainer_list(context: &Context<'_>, people: &[PublicKey], names: &Names) -> Markup {
     let owner = context.request.address.owner;
     html! {
         h2 { "Maintainers" }
         ul {
-            @for (key, name) in names {
+            @for key in people {
                 li {
                     a href=(format!("{}{}", context.site.root, npub(key))) title=(npub(key)) {
-                        @if let Some(name) = name { bdi { (shown(name)) } " " }
+                        @if let Some(name) = names.get(key) { bdi { (shown(name)) } " " }
                         code { (npub_start(key)) }
                     }
                     @if *key == owner { span class="small" { " owner" } }

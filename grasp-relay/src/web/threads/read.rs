@@ -15,6 +15,7 @@ use nostr::types::Timestamp;
 
 use super::ThreadKind;
 use crate::store::{self, EventStore, Inventory, StoreError};
+use crate::web::names::Names;
 
 /// Threads that one list is made from; the newest.
 const MAX_ROOTS: usize = 500;
@@ -25,9 +26,6 @@ const MAX_EVENTS: usize = 5_000;
 /// Steps outward in the search for maintainers.
 const MAX_STEPS: usize = 16;
 
-/// Bytes of a profile that are read.
-const MAX_PROFILE_BYTES: usize = 16 * 1024;
-
 /// The kinds by which people who decide about a thread change it.
 const DECISIONS: [Kind; 6] = [
     Kind::GitStatusOpen,
@@ -37,17 +35,6 @@ const DECISIONS: [Kind; 6] = [
     Kind::Label,
     kinds::COVER_NOTE,
 ];
-
-/// The names that people gave themselves.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Names(BTreeMap<PublicKey, String>);
-
-impl Names {
-    /// Returns the name of a key, if it gave itself one.
-    pub(crate) fn get(&self, key: &PublicKey) -> Option<&str> {
-        self.0.get(key).map(String::as_str)
-    }
-}
 
 /// The threads of one list, the newest first.
 #[derive(Clone, Debug, Default)]
@@ -220,21 +207,7 @@ impl<'a> ThreadReader<'a> {
 
     /// Reads the names that people gave themselves (kind 0).
     pub(crate) async fn names(&self, keys: BTreeSet<PublicKey>) -> Result<Names, StoreError> {
-        let mut names = Names::default();
-        if keys.is_empty() {
-            return Ok(names);
-        }
-        let limit = keys.len();
-        let filter = Filter::new()
-            .kind(Kind::Metadata)
-            .authors(keys)
-            .limit(limit);
-        for event in self.events(filter).await? {
-            names
-                .0
-                .extend(name_of(&event).map(|name| (event.pubkey, name)));
-        }
-        Ok(names)
+        Names::read(self.store, self.now, keys).await
     }
 
     /// Returns the events that may belong to these roots, in filters that each hold all kinds that they are about.
@@ -307,18 +280,6 @@ fn by_named(events: Vec<Event>) -> BTreeMap<EventId, Vec<Event>> {
         }
     }
     by_root
-}
-
-/// Returns the name in a profile.
-fn name_of(profile: &Event) -> Option<String> {
-    if profile.content.len() > MAX_PROFILE_BYTES {
-        return None;
-    }
-    let fields: serde_json::Value = serde_json::from_str(&profile.content).ok()?;
-    let names = ["display_name", "name"].into_iter();
-    let mut names = names.filter_map(|field| fields.get(field)?.as_str());
-    let name = names.find(|name| !name.trim().is_empty())?;
-    Some(name.trim().chars().take(40).collect())
 }
 
 fn hash_of(engine: sha256::HashEngine) -> String {

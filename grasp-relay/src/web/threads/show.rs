@@ -9,7 +9,8 @@ use nostr::event::EventId;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use super::{MailPatch, Names, ThreadKind, ThreadList, nevent};
+use super::{MailPatch, ThreadKind, ThreadList, nevent};
+use crate::web::names::Names;
 use crate::web::{date, format_count, shortened, shown};
 
 /// Threads on one page of a list.
