@@ -11,7 +11,7 @@ use nostr::event::EventId;
 use nostr::nips::nip19::{FromBech32 as _, Nip19, Nip19Event, ToBech32 as _};
 
 pub(crate) use self::patch::MailPatch;
-pub(crate) use self::read::{ThreadList, ThreadReader};
+pub(crate) use self::read::{Counts, ThreadList, ThreadReader};
 pub(crate) use self::show::{ListQuery, ThreadPage, anchor, list, thread};
 
 /// The kinds of threads that one list shows.

@@ -99,6 +99,44 @@ async fn issue_is_shown_with_comments_and_closed_by_those_who_decide() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn overview_counts_the_threads_of_the_lists_and_has_the_newest_names() {
+    let hosted = Hosted::start().await;
+    let (alice, bob) = (&hosted.alice, Author::new());
+    let address = hosted.repo.to_string();
+    let about: &[&str] = &["a", &address];
+    let first = bob.sign(1617, "Subject: one\n", &[about, &["t", "root"]]);
+    let id = first.id.to_hex();
+    let reply: &[&str] = &["e", &id, "", "root"];
+    let second = bob.later(1).sign(1617, "Subject: two\n", &[about, reply]);
+    let issue = hosted.issue(&bob, "to be closed");
+    let other = hosted.issue(&bob.later(1), "open");
+    let closed = self::about(alice, 1632, &issue.id, &[]);
+    hosted
+        .publish(&[&first, &second, &issue, &other, &closed])
+        .await;
+    let path = hosted.server.path(&hosted.repo);
+    let before = hosted.server.get(&path, &[]).await;
+    for text in [
+        ">1 open issue<",
+        ", 1 closed<",
+        ">1 open pull request or patch<",
+    ] {
+        assert!(before.body.contains(text), "{text}: {}", before.body);
+    }
+    let tag = before.header("etag");
+    let given = [("If-None-Match", tag)];
+    assert_eq!(hosted.server.get(&path, &given).await.status, 304);
+    let name = alice
+        .later(2)
+        .sign(0, r#"{"name":"Alice of the hill"}"#, &[]);
+    hosted.publish(&[&name]).await;
+    let after = hosted.server.get(&path, &given).await;
+    assert_eq!(after.status, 200);
+    assert!(after.body.contains("Alice of the hill"), "{}", after.body);
+    hosted.server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn held_deleted_and_foreign_events_are_on_no_page() {
     let hosted = Hosted::start().await;
     let (alice, bob) = (&hosted.alice, Author::new());
@@ -110,7 +148,7 @@ async fn held_deleted_and_foreign_events_are_on_no_page() {
     hosted.server.ingest(vec![held.clone()]).await;
     assert!(!hosted.server.serves(&held).await);
     let (_, overview) = hosted.get("").await;
-    let counts = ["1 issue<", "0 pull requests and patches<"];
+    let counts = ["1 open issue<", "0 open pull requests and patches<"];
     assert!(
         counts.iter().all(|count| overview.contains(count)),
         "{overview}"

@@ -193,7 +193,7 @@ async fn replaced_foreign_and_unpublished_commits_are_on_no_page() {
     site.instance.until_serves(&pull_request).await;
     let shown = site.body(&format!("/commit/{unsigned}")).await;
     assert!(shown.contains("not part of this repository"), "{shown}");
-    assert!(site.body("").await.contains("1 pull request or patch"));
+    assert!(site.body("").await.contains("1 open pull request or patch"));
 }
 
 #[tokio::test]

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use bitcoin_hashes::{HashEngine as _, sha256};
+use grasp_core::Namespace;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
-use grasp_core::{Namespace, RepoId, kinds};
 use maud::{Markup, html};
-use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 
 use super::revision::{Belongs, Revision, encode};
 use super::tree::{self, Entry};
 use super::{Caching, Context, Page, PageError, Show, Tab, Version, Work, about, content, log};
 use crate::web::names::Names;
+use crate::web::threads::{Counts, ThreadKind};
 use crate::web::{self, RepositoryPage, npub_start, other_servers, shown};
 
 /// Maintainers that are named.
@@ -22,30 +23,18 @@ const MAX_MAINTAINERS: usize = 32;
 #[derive(Clone, Debug, Default)]
 struct Facts {
     announcement: Option<Announcement>,
-    issues: u64,
+    issues: Counts,
     /// Pull requests and patches.
-    proposals: u64,
+    proposals: Counts,
 }
 
 impl Facts {
     async fn read(context: &Context<'_>) -> Result<Self, PageError> {
-        let repo = &context.request.address;
-        let named: Vec<String> = maintainers(context)
-            .into_iter()
-            .map(|key| RepoId::new(key, repo.identifier.clone()).to_string())
-            .collect();
-        let of = |kind| {
-            let tag = SingleLetterTag::LOWERCASE_A;
-            Filter::new().kind(kind).custom_tags(tag, named.clone())
-        };
-        let now = context.site.host.clock.now().unix;
-        let store = &context.site.host.store;
+        let reader = context.threads().await?;
         Ok(Self {
             announcement: context.announcement().await?,
-            issues: store.count(vec![of(kinds::ISSUE)], now).await?,
-            proposals: store
-                .count(vec![of(kinds::PULL_REQUEST), of(kinds::PATCH)], now)
-                .await?,
+            issues: reader.list(ThreadKind::Issues).await?.counts(),
+            proposals: reader.list(ThreadKind::Pulls).await?.counts(),
         })
     }
 }
@@ -57,17 +46,27 @@ fn maintainers(context: &Context<'_>) -> BTreeSet<PublicKey> {
     keys.into_iter().take(MAX_MAINTAINERS).collect()
 }
 
-/// Returns the version of the page, which follows from the refs, the newest announcement and the numbers of threads.
+/// Returns the version of the page, which follows from the refs, the newest announcement, the threads and the names.
 pub(super) async fn version(context: &Context<'_>) -> Result<Version, PageError> {
-    let facts = Facts::read(context).await?;
-    let announcement = facts.announcement.map(|it| it.version.id.to_string());
+    let announcement = context.announcement().await?;
+    let people = people(context, announcement.as_ref());
+    let reader = context.threads().await?;
+    let mut engine = sha256::HashEngine::default();
+    for id in announcement.iter().map(|it| it.version.id) {
+        engine.input(id.as_bytes());
+    }
+    for id in reader.name_sources(people.into_iter().collect()).await? {
+        engine.input(id.as_bytes());
+    }
+    for kind in [ThreadKind::Issues, ThreadKind::Pulls] {
+        engine.input(reader.version(kind).await?.as_bytes());
+    }
+    let hash = engine.finalize().to_string();
     Ok(Version {
         tag: format!(
-            "g{}-{}-{}-{}",
+            "g{}-{}",
             context.view.generation.0,
-            announcement.unwrap_or_default(),
-            facts.issues,
-            facts.proposals
+            hash.get(..24).unwrap_or_default()
         ),
         caching: Caching::Revalidate,
         is_costly: false,
@@ -102,9 +101,8 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
         None => None,
     };
     let people = people(context, announcement.as_ref());
-    let host = &context.site.host;
-    let (keys, at) = (people.iter().copied().collect(), host.clock.now().unix);
-    let names = Names::read(&*host.store, at, keys).await?;
+    let names = context.threads().await?;
+    let names = names.names(people.iter().copied().collect()).await?;
     let title = announcement.as_ref().and_then(|it| it.name.as_deref());
     let title = title.filter(|name| !name.trim().is_empty());
     let title = shown(title.unwrap_or(context.request.address.identifier.as_str()));
@@ -307,13 +305,30 @@ fn numbers(context: &Context<'_>, facts: &Facts) -> Markup {
             li { a href=(format!("{base}/refs")) {
                 (web::format_count(branches as u64, "branch", "branches")) ", " (web::format_count(tags as u64, "tag", "tags"))
             } }
-            li { a href=(format!("{base}/issues")) { (web::format_count(facts.issues, "issue", "issues")) } }
-            li { a href=(format!("{base}/pulls")) {
-                (web::format_count(facts.proposals, "pull request or patch", "pull requests and patches"))
-            } }
+            li {
+                a href=(format!("{base}/issues")) { (opened(facts.issues, "issue", "issues")) }
+                (closed(facts.issues))
+            }
+            li {
+                a href=(format!("{base}/pulls")) {
+                    (opened(facts.proposals, "pull request or patch", "pull requests and patches"))
+                }
+                (closed(facts.proposals))
+            }
             li { a href=(address) rel="noopener" { "Discuss at " (host) } }
         }
     }
+}
+
+/// Returns the number of open threads.
+fn opened(counts: Counts, one: &str, many: &str) -> String {
+    let more = if counts.is_cut { "at least " } else { "" };
+    let noun = if counts.open == 1 { one } else { many };
+    format!("{more}{} open {noun}", counts.open)
+}
+
+fn closed(counts: Counts) -> Markup {
+    html! { @if counts.closed > 0 { span class="small" { ", " (counts.closed) " closed" } } }
 }
 
 /// Returns the people that are named, the owner first.

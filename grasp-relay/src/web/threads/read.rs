@@ -1,5 +1,6 @@
 //! Reads threads from the store.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bitcoin_hashes::{HashEngine as _, sha256};
@@ -19,6 +20,9 @@ use crate::web::names::Names;
 
 /// Threads that one list is made from; the newest.
 const MAX_ROOTS: usize = 500;
+
+/// Patches that are read to find those that begin a series and are not marked as such; the newest.
+const MAX_UNMARKED: usize = 200;
 
 /// Events of one query. The relay limits the events of one root and of one author, so that this is rarely reached.
 const MAX_EVENTS: usize = 5_000;
@@ -49,6 +53,31 @@ pub(crate) struct ThreadReader<'a> {
     store: &'a dyn EventStore,
     now: Timestamp,
     scope: ThreadScope,
+}
+
+/// The numbers of threads of one list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) open: u64,
+    pub(crate) closed: u64,
+    /// There may be more, opened longer ago.
+    pub(crate) is_cut: bool,
+}
+
+impl ThreadList {
+    /// Counts the threads.
+    pub(crate) fn counts(&self) -> Counts {
+        let open = self
+            .rows
+            .iter()
+            .filter(|(_, it)| it.status().is_open())
+            .count();
+        Counts {
+            open: open as u64,
+            closed: (self.rows.len() - open) as u64,
+            is_cut: self.is_cut,
+        }
+    }
 }
 
 impl<'a> ThreadReader<'a> {
@@ -100,9 +129,7 @@ impl<'a> ThreadReader<'a> {
         for key in self.scope.maintainers() {
             engine.input(key.as_bytes());
         }
-        let roots = self.inventory(self.roots_filter(kind), MAX_ROOTS).await?;
-        let mut ids: Vec<EventId> = roots.iter().map(|(_, id)| *id).collect();
-        ids.sort();
+        let mut ids = self.root_ids(kind).await?;
         for filter in self.related(&ids) {
             ids.extend(
                 self.inventory(filter, MAX_EVENTS)
@@ -135,13 +162,7 @@ impl<'a> ThreadReader<'a> {
 
     /// Reads the threads of a kind.
     pub(crate) async fn list(&self, kind: ThreadKind) -> Result<ThreadList, StoreError> {
-        let filter = self.roots_filter(kind).limit(MAX_ROOTS);
-        let events = self.events(filter).await?;
-        let is_cut = events.len() >= MAX_ROOTS;
-        let roots = events
-            .iter()
-            .filter_map(|event| Root::parse(&self.scope, event));
-        let roots: Vec<Root> = roots.collect();
+        let (roots, is_cut) = self.roots(kind).await?;
         let ids: Vec<EventId> = roots.iter().map(|root| root.id).collect();
         let mut decisions = Vec::new();
         let authors = roots.iter().map(|root| root.author).collect();
@@ -210,6 +231,14 @@ impl<'a> ThreadReader<'a> {
         Names::read(self.store, self.now, keys).await
     }
 
+    /// Returns the events that these names follow from.
+    pub(crate) async fn name_sources(
+        &self,
+        keys: BTreeSet<PublicKey>,
+    ) -> Result<Vec<EventId>, StoreError> {
+        Names::sources(self.store, self.now, keys).await
+    }
+
     /// Returns the events that may belong to these roots, in filters that each hold all kinds that they are about.
     fn related(&self, roots: &[EventId]) -> Vec<Filter> {
         if roots.is_empty() {
@@ -228,33 +257,70 @@ impl<'a> ThreadReader<'a> {
         ]
     }
 
-    fn roots_filter(&self, kind: ThreadKind) -> Filter {
-        let names = self.scope.coordinates().iter().map(|repo| repo.to_string());
-        let tag = SingleLetterTag::LOWERCASE_A;
-        Filter::new()
-            .kinds(root_kinds(kind))
-            .custom_tags(tag, names)
+    /// Reads the newest roots of a kind, and whether there may be more.
+    async fn roots(&self, kind: ThreadKind) -> Result<(Vec<Root>, bool), StoreError> {
+        let mut roots: BTreeMap<EventId, Root> = BTreeMap::new();
+        let mut is_cut = false;
+        for (filter, max) in self.root_filters(kind) {
+            let events = self.events(filter.limit(max)).await?;
+            // Of other patches there may be any number.
+            is_cut |= max == MAX_ROOTS && events.len() >= max;
+            let parsed = events.iter().filter_map(|it| Root::parse(&self.scope, it));
+            roots.extend(parsed.map(|root| (root.id, root)));
+        }
+        let mut roots: Vec<Root> = roots.into_values().collect();
+        roots.sort_by_key(|root| Reverse(root.version.created_at));
+        is_cut |= roots.len() > MAX_ROOTS;
+        roots.truncate(MAX_ROOTS);
+        Ok((roots, is_cut))
+    }
+
+    /// Lists the events that [`roots`](Self::roots) reads, sorted.
+    async fn root_ids(&self, kind: ThreadKind) -> Result<Vec<EventId>, StoreError> {
+        let mut ids = BTreeSet::new();
+        for (filter, max) in self.root_filters(kind) {
+            let listed = self.inventory(filter, max).await?;
+            let newest = listed.iter().rev().take(max);
+            ids.extend(newest.map(|(_, id)| *id));
+        }
+        Ok(ids.into_iter().collect())
+    }
+
+    /// Returns what finds the roots of a kind, and how many of the newest are read. Later patches of series, which can be
+    /// very many, take the place of no root that is marked as one.
+    fn root_filters(&self, kind: ThreadKind) -> Vec<(Filter, usize)> {
+        let names = self.scope.coordinates().iter().map(ToString::to_string);
+        let all = Filter::new().custom_tags(SingleLetterTag::LOWERCASE_A, names);
+        match kind {
+            ThreadKind::Issues => vec![(all.kind(kinds::ISSUE), MAX_ROOTS)],
+            ThreadKind::Pulls => {
+                let patches = all.clone().kind(kinds::PATCH);
+                vec![
+                    (all.kind(kinds::PULL_REQUEST), MAX_ROOTS),
+                    (patches.clone().hashtag("root"), MAX_ROOTS),
+                    (patches, MAX_UNMARKED),
+                ]
+            }
+        }
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
         store::events(self.store, filter, self.now).await
     }
 
-    /// Lists what a filter matches; if that is more than `max`, by their number.
+    /// Lists what a filter matches, the oldest first; if that is very much, the newest `max`.
     async fn inventory(
         &self,
         filter: Filter,
         max: usize,
     ) -> Result<Vec<(Timestamp, EventId)>, StoreError> {
         let limited = filter.clone().limit(max);
-        match self.store.inventory(filter, self.now, max).await? {
+        match self.store.inventory(filter, self.now, MAX_EVENTS).await? {
             Inventory::Complete(items) => Ok(items),
             Inventory::TooMany => {
                 let newest = self.events(limited).await?;
-                Ok(newest
-                    .iter()
-                    .map(|event| (event.created_at, event.id))
-                    .collect())
+                let items = newest.iter().rev();
+                Ok(items.map(|event| (event.created_at, event.id)).collect())
             }
         }
     }
@@ -285,4 +351,60 @@ fn by_named(events: Vec<Event>) -> BTreeMap<EventId, Vec<Event>> {
 fn hash_of(engine: sha256::HashEngine) -> String {
     let hash = engine.finalize().to_string();
     hash.get(..24).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nostr::event::{Signature, Tag};
+
+    use super::*;
+    use crate::store::sqlite::{SqliteOptions, SqliteStore};
+
+    /// Returns a patch without a valid signature.
+    fn patch(n: usize, repo: &RepoId, tags: &[[&str; 2]]) -> Arc<Event> {
+        let id = EventId::from_byte_array(std::array::from_fn(|at| n.to_be_bytes()[at % 8]));
+        let address = repo.to_string();
+        let about = ["a", address.as_str()];
+        let tags = tags.iter().chain([&about]);
+        let tags: Vec<Tag> = tags.map(|tag| Tag::parse(*tag).unwrap()).collect();
+        let author = PublicKey::from_byte_array([1; 32]);
+        let at = Timestamp::from_secs(n as u64);
+        let signature = Signature::from_slice(&[0; 64]).unwrap();
+        Arc::new(Event::new(
+            id,
+            author,
+            at,
+            kinds::PATCH,
+            tags,
+            "",
+            signature,
+        ))
+    }
+
+    #[tokio::test]
+    async fn later_patches_of_a_series_displace_no_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("events.db"), SqliteOptions::default());
+        let store = store.unwrap();
+        let repo = RepoId::new(PublicKey::from_byte_array([1; 32]), "x".parse().unwrap());
+        let root = patch(1, &repo, &[["t", "root"]]);
+        let first = root.id.to_hex();
+        let later = (2..=MAX_ROOTS + 2).map(|n| patch(n, &repo, &[["e", &first]]));
+        let unmarked = patch(MAX_ROOTS + 3, &repo, &[]);
+        let events = [root.clone(), unmarked.clone()].into_iter().chain(later);
+        let now = Timestamp::from_secs(10_000);
+        store.save(events.collect(), now).await.unwrap();
+        let model = MaintainerModel::default();
+        let reader = ThreadReader::open(&store, now, model, &repo).await.unwrap();
+        let list = reader.list(ThreadKind::Pulls).await.unwrap();
+        let listed: Vec<_> = list.rows.iter().map(|(root, _)| root.id).collect();
+        assert_eq!(listed, [unmarked.id, root.id]);
+        let counts = Counts {
+            open: 2,
+            ..Counts::default()
+        };
+        assert_eq!(list.counts(), counts);
+    }
 }
