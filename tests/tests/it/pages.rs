@@ -159,6 +159,26 @@ async fn paths_that_lead_nowhere_are_not_found() {
 }
 
 #[tokio::test]
+async fn a_tag_with_the_name_of_a_branch_has_an_address_of_its_own() {
+    let site = Site::new().await;
+    let first = site.work.git(&["rev-parse", "HEAD~1"]).await.expect_ok();
+    let tag = "refs/tags/main";
+    let refs = [(MAIN, site.tip.as_str()), (tag, &first)];
+    let state = site.alice.later(2).state("my repo", &refs);
+    site.instance.ingest(vec![state]).await;
+    let url = site.instance.clone_url(&site.alice.repo("my repo"));
+    let push = ["push", &url, &format!("{first}:{tag}")];
+    site.work.git(&push).await.expect_ok();
+    let refs = site.body("/refs").await;
+    let links = ["/tree/main\"", "/tree/refs/tags/main\""];
+    assert!(links.iter().all(|link| refs.contains(link)), "{refs}");
+    assert!(site.body("/tree/main").await.contains("README.md"));
+    let old = site.body("/tree/refs/tags/main").await;
+    assert!(!old.contains("README.md"), "{old}");
+    site.body("/log/refs/tags/main").await;
+}
+
+#[tokio::test]
 async fn replaced_foreign_and_unpublished_commits_are_on_no_page() {
     let site = Site::new().await;
     // Replaced by a forced push: kept for a while, and no longer part of the repository.

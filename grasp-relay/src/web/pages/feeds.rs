@@ -6,7 +6,7 @@ use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use super::revision::encode;
+use super::revision::{self, encode};
 use super::{Context, Made, PageError, Work, log, refs};
 use crate::web::feed::{ATOM, Entry, Feed};
 use crate::web::names::Names;
@@ -69,12 +69,13 @@ async fn tag_feed(context: &Context<'_>, work: &Work, name: &str) -> Result<Feed
         let Namespace::Tag(tag) = row.name.namespace() else {
             continue;
         };
+        let address = encode(&revision::name_of(&context.view, &row.name));
         let (at, subject) = row.about.unwrap_or_default();
         feed.entries.push(Entry {
             // A tag that is moved is another entry.
-            id: format!("{url}/tree/{}#{}", encode(tag), row.oid),
+            id: format!("{url}/tree/{address}#{}", row.oid),
             title: shown(tag),
-            link: format!("{url}/tree/{}", encode(tag)),
+            link: format!("{url}/tree/{address}"),
             author: owner.clone(),
             at: Timestamp::from_secs(at),
             summary: shown(&shortened(&subject, MAX_SUMMARY_CHARS)),

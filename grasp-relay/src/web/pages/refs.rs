@@ -3,7 +3,7 @@
 use grasp_core::{Namespace, Oid, RefName};
 use maud::{Markup, html};
 
-use super::revision::encode;
+use super::revision::{self, encode};
 use super::{Context, Page, PageError, Tab, Work};
 use crate::web::{date, shown};
 
@@ -89,7 +89,7 @@ pub(super) async fn make(
     let page: Vec<_> = rows.iter().skip(skip).take(PER_PAGE).collect();
     let content = html! {
         h1 { "Branches and tags" }
-        @if page.is_empty() { p { "None." } } @else { (table(&base, &page)) }
+        @if page.is_empty() { p { "None." } } @else { (table(context, &base, &page)) }
         @if rows.len() > skip.saturating_add(PER_PAGE) {
             p { a href=(format!("{base}/refs?skip={}", skip + PER_PAGE)) { "Older ones" } }
         }
@@ -101,19 +101,19 @@ pub(super) async fn make(
     })
 }
 
-fn table(base: &str, rows: &[&RefRow]) -> Markup {
+fn table(context: &Context<'_>, base: &str, rows: &[&RefRow]) -> Markup {
     html! {
         table {
             caption { "The newest first" }
             thead { tr { th scope="col" { "name" } th scope="col" { "kind" } th scope="col" { "newest commit" } th scope="col" { "date" } } }
             tbody {
-                @for row in rows { (table_row(base, row)) }
+                @for row in rows { (table_row(&revision::name_of(&context.view, &row.name), base, row)) }
             }
         }
     }
 }
 
-fn table_row(base: &str, row: &RefRow) -> Markup {
+fn table_row(address: &str, base: &str, row: &RefRow) -> Markup {
     let (name, kind) = match row.name.namespace() {
         Namespace::Branch(name) => (name, "branch"),
         Namespace::Tag(name) => (name, "tag"),
@@ -121,7 +121,7 @@ fn table_row(base: &str, row: &RefRow) -> Markup {
     };
     html! {
         tr {
-            td data-label="name" { a href=(format!("{base}/tree/{}", encode(name))) { bdi { (shown(name)) } } }
+            td data-label="name" { a href=(format!("{base}/tree/{}", encode(address))) { bdi { (shown(name)) } } }
             td data-label="kind" { (kind) }
             td data-label="newest commit" dir="auto" {
                 @if let Some((_, subject)) = &row.about { (shown(subject)) } @else { code { (format!("{:.8}", row.oid)) } }

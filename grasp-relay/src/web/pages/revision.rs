@@ -125,11 +125,26 @@ impl Revision {
     }
 }
 
-/// Returns the longest branch or tag that segments begin with, its commit, and the number of segments.
+/// Returns the name of a branch or tag in addresses: without its namespace, unless a branch has the name of the tag.
+pub(super) fn name_of(view: &View, name: &RefName) -> String {
+    match name.namespace() {
+        Namespace::Tag(tag) => {
+            let branch = RefName::new(&format!("refs/heads/{tag}"));
+            let is_taken = branch.is_ok_and(|branch| view.refs.refs.contains_key(&branch));
+            if is_taken { name.as_str() } else { tag }.to_owned()
+        }
+        Namespace::Branch(branch) => branch.to_owned(),
+        _ => name.as_str().to_owned(),
+    }
+}
+
+/// Returns the longest branch or tag that segments begin with, its commit, and the number of segments. A branch is meant
+/// before a tag of the same name, which `refs/tags/` before it names.
 fn named(view: &View, segments: &[String]) -> Option<(String, Oid, usize)> {
     for used in (1..=segments.len().min(32)).rev() {
         let name = segments.get(..used)?.join("/");
-        for prefix in ["refs/heads/", "refs/tags/"] {
+        let whole = name.starts_with("refs/tags/").then_some("");
+        for prefix in ["refs/heads/", "refs/tags/"].into_iter().chain(whole) {
             let full = RefName::new(&format!("{prefix}{name}")).ok();
             let target = full.and_then(|full| view.refs.refs.get(&full));
             if let Some(target) = target {
@@ -321,6 +336,23 @@ mod tests {
         for nothing in ["b", "x", "nostr/x", "refs/heads/a"] {
             assert_eq!(found(nothing), None, "{nothing}");
         }
+    }
+
+    #[test]
+    fn a_tag_with_the_name_of_a_branch_is_named_whole() {
+        let view = view(&["refs/heads/v1", "refs/tags/v1", "refs/tags/v2"]);
+        let target = |name: &str| view.refs.refs[&RefName::new(name).unwrap()].oid;
+        for (path, full, name) in [
+            ("v1", "refs/heads/v1", "v1"),
+            ("refs/tags/v1/x", "refs/tags/v1", "refs/tags/v1"),
+            ("v2", "refs/tags/v2", "v2"),
+        ] {
+            let found = named(&view, &segments(path).unwrap());
+            let found = found.map(|(name, oid, _)| (name, oid));
+            assert_eq!(found, Some((name.to_owned(), target(full))), "{path}");
+            assert_eq!(name_of(&view, &RefName::new(full).unwrap()), name);
+        }
+        assert_eq!(named(&view, &segments("refs/heads/v1").unwrap()), None);
     }
 
     #[test]
