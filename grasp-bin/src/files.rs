@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use grasp_relay::web::Icon;
 use grasp_sync::Roots;
 use nostr::key::Keys;
 use tempfile::NamedTempFile;
@@ -51,6 +52,18 @@ pub(crate) fn bytes_below(dir: &Path) -> u64 {
         }
     }
     bytes
+}
+
+/// Reads the icon of pages, if one is set.
+pub(crate) fn page_icon(settings: &Settings) -> Result<Option<Icon>> {
+    let Some(path) = &settings.page_icon else {
+        return Ok(None);
+    };
+    let bytes = fs::read(path);
+    let bytes = bytes.with_context(|| format!("could not read pages.icon, {}", path.display()))?;
+    let icon = Icon::new(bytes);
+    let icon = icon.with_context(|| format!("pages.icon cannot be {}", path.display()))?;
+    Ok(Some(icon))
 }
 
 /// Reads the service's key, or creates a file with a new one that only its owner can read.

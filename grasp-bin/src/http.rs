@@ -133,7 +133,7 @@ fn public(mut status: Status) -> Status {
 
 async fn status(State(overview): State<Overview>) -> Response {
     let status = public(overview.status().await);
-    web::status(overview.name(), overview.root(), &status).into_response()
+    web::status(overview.name(), overview.frame(), &status).into_response()
 }
 
 async fn status_json(State(overview): State<Overview>) -> Response {

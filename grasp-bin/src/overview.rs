@@ -15,6 +15,7 @@ use grasp_relay::in_step::InStep;
 use grasp_relay::metrics::{Metrics, table};
 use grasp_relay::role::RoleWatch;
 use grasp_relay::tls::Certificates;
+use grasp_relay::web::Frame;
 use grasp_relay::web::figures::{
     IntakeFigures, MissingRow, Neighbour, RelayRow, RepoRow, Status, WaitingRow,
 };
@@ -37,7 +38,7 @@ pub(crate) struct Overview(Arc<Inner>);
 struct Inner {
     service: String,
     name: String,
-    root: String,
+    frame: Frame,
     clock: Clock,
     metrics: Metrics,
     /// The driver of sync, while it runs.
@@ -104,8 +105,8 @@ impl Overview {
         let now = clock.now();
         let overview = Self(Arc::new(Inner {
             service: settings.policy.service.to_string(),
+            frame: Frame::new(root, &name, &settings.pages.branding),
             name,
-            root,
             started: now.unix.as_secs(),
             rate: std::sync::Mutex::new(Rate::new(now.mono)),
             history: std::sync::Mutex::default(),
@@ -136,9 +137,9 @@ impl Overview {
         &self.0.name
     }
 
-    /// Returns the path that the pages are below.
-    pub(crate) fn root(&self) -> &str {
-        &self.0.root
+    /// Returns what the pages share.
+    pub(crate) fn frame(&self) -> &Frame {
+        &self.0.frame
     }
 
     /// Returns the parts of a server; for a sidecar, what to do instead.

@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use crate::admin::AdminSocket;
 use crate::block_on;
 use crate::config::{Config, Loaded};
+use crate::files;
 use crate::server::Server;
 use crate::server::tls::TlsSockets;
 use crate::settings::Settings;
@@ -34,6 +35,7 @@ async fn serve_until_stopped(config: Config) -> Result<()> {
     let admin = AdminSocket::bind(&config.admin_socket())?;
     let mut settings = config.settings.reached_at(service);
     settings.pages.renderer = own_program();
+    settings.pages.branding.icon = files::page_icon(&settings)?;
     let server = Server::open(&settings, Clock::system()).await?;
     let admin = admin.serve(server.overview().clone());
     print_addresses(&settings, &listening_text(&listener, tls.as_ref()));

@@ -63,6 +63,8 @@ pub struct Settings {
     pub quota: QuotaSettings,
     /// Which pages there are, and what they look like.
     pub pages: PageSettings,
+    /// A file with the icon of pages.
+    pub page_icon: Option<PathBuf>,
     /// The git program; `None` for the first in `PATH`.
     pub git_program: Option<PathBuf>,
     /// The directory of repositories; `None` for `git` in the data directory.
@@ -207,6 +209,7 @@ impl Settings {
             trusted_roots: None,
             outbound: OutboundPolicy::default(),
             pages: PageSettings::default(),
+            page_icon: None,
             git_program: None,
             repositories: None,
             metrics: true,

@@ -47,6 +47,7 @@ async fn sync_until_stopped(
     };
     let admin = AdminSocket::bind(&config.admin_socket())?;
     let mut settings = config.settings.reached_at(service);
+    settings.pages.branding.icon = files::page_icon(&settings)?;
     // A full comparison needs a relay that stores nothing but repositories; this one may store anything.
     settings.sync.engine.full_sync_above = None;
     let keys = files::service_key(&settings.service_key())?;
@@ -84,7 +85,8 @@ async fn sync_until_stopped(
         .and_then(|listener| listener.local_addr().ok());
     print_addresses(&relay, &settings, status_address);
     let admin = admin.serve(overview.clone());
-    let routes = http::routes(overview, settings.metrics).merge(web::assets("/"));
+    let assets = web::assets(overview.frame());
+    let routes = http::routes(overview, settings.metrics).merge(assets);
     let mut tasks = signals::report_ready();
     if let Some(listener) = listener {
         tasks.spawn(http::serve_status(listener, routes));

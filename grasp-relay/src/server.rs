@@ -57,7 +57,7 @@ use crate::nostr::connection::{self, ConnectionContext};
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::private::Private;
 use crate::store::EventStore;
-use crate::web::{self, EncodedPage, Listing, PageSettings, RepositoryList, Search, Show};
+use crate::web::{self, EncodedPage, Frame, Listing, PageSettings, RepositoryList, Search, Show};
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
@@ -108,6 +108,14 @@ pub struct Config {
     pub pages: PageSettings,
     /// The members, if only they may use the service (GRASP-08).
     pub private: Option<Private>,
+}
+
+impl Config {
+    /// Returns what the pages of the server share.
+    pub(crate) fn frame(&self) -> Frame {
+        let root = format!("{}/", self.service.mount_path());
+        Frame::new(root, &self.info.name, &self.pages.branding)
+    }
 }
 
 /// The key by which the nodes of one server authenticate each other. It is never shown.
@@ -202,6 +210,7 @@ pub async fn serve(
     let server = Arc::new(Server {
         context: Arc::new(ConnectionContext::new(&parts)),
         listing: parts.listing,
+        frame: parts.config.frame(),
         limiter: ConnectionLimiter::new(connections_per_ip, tcp_connections, proxies),
         slots: semaphore(tcp_connections),
         websocket_slots: semaphore(connections),
@@ -236,6 +245,8 @@ pub async fn serve(
 struct Server {
     context: Arc<ConnectionContext>,
     listing: Listing,
+    /// What the landing page shares with other pages.
+    frame: Frame,
     limiter: ConnectionLimiter,
     slots: Arc<Semaphore>,
     websocket_slots: Arc<Semaphore>,
@@ -381,7 +392,7 @@ impl Server {
             return OFF.into_response();
         }
         if self.context.config.private.is_some() {
-            return web::private_landing(&self.context.config).into_response();
+            return web::private_landing(&self.frame, &self.context.config).into_response();
         }
         let rows = self.listing.rows().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the event store failed to list repositories; the landing page shows none");
@@ -390,14 +401,20 @@ impl Server {
         let now = self.context.clock.now().unix.as_secs();
         if let Some(search) = Search::of_query(query) {
             let config = &self.context.config;
-            let page = web::landing(config, &search.of_list(&rows), Some(&search), now);
+            let page = web::landing(
+                &self.frame,
+                config,
+                &search.of_list(&rows),
+                Some(&search),
+                now,
+            );
             return page.without_index().into_response();
         }
         let mut last = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(landing) = last.as_ref().filter(|it| it.is_of(&rows, now)) {
             return landing.page.response(headers);
         }
-        let page = web::landing(&self.context.config, &rows, None, now).encode(None);
+        let page = web::landing(&self.frame, &self.context.config, &rows, None, now).encode(None);
         let response = page.response(headers);
         *last = Some(Landing { rows, now, page });
         response
@@ -539,7 +556,7 @@ async fn serve_tls<S>(
 
 /// Returns all routes; the mount path is empty or like `/a/b`. The relay is at the mount path only.
 fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
-    let extra = extra.merge(web::assets(&format!("{mount}/")));
+    let extra = extra.merge(web::assets(&server.frame));
     let extra = extra.layer(axum::middleware::from_fn(refuse_websocket));
     let gate = axum::middleware::from_fn_with_state(server.clone(), gate::admit);
     let at_root = get(at_root).with_state(server);

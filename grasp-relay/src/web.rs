@@ -3,8 +3,10 @@
 //! Templates escape all values; pages load nothing from other hosts. Only the status page has a script, and it shows the
 //! same without it. [`Page`] is what they share, [`Pages`] has those of repositories.
 
+mod branding;
 mod charts;
 mod diff;
+mod encoded;
 mod feed;
 pub mod figures;
 mod frame;
@@ -26,9 +28,11 @@ use grasp_core::{RefName, RepoId, ServiceIdentity};
 use maud::{Markup, html};
 use nostr::key::PublicKey;
 
+pub use self::branding::{Accent, Branding, BrandingError, Icon};
+pub use self::encoded::Caching;
+pub(crate) use self::encoded::{EncodedPage, has_tag, not_modified};
 use self::figures::RepoRow;
-pub(crate) use self::frame::EncodedPage;
-pub use self::frame::{Caching, Page, assets};
+pub use self::frame::{Frame, Page, assets};
 pub use self::listing::{Listing, RepositoryList};
 pub(crate) use self::pages::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest};
 pub use self::pages::{Confirm, PageSettings, Pages, RelayRows, Show, Surroundings};
@@ -60,6 +64,7 @@ const MAX_REPOSITORIES_SHOWN: usize = 100;
 
 /// Returns the landing page of a server with these repositories; `now` is in Unix seconds.
 pub(crate) fn landing(
+    frame: &Frame,
     config: &Config,
     repositories: &RepositoryList,
     search: Option<&Search>,
@@ -76,7 +81,7 @@ pub(crate) fn landing(
     let s = if *secure { "s" } else { "" };
     Page::new(
         name,
-        root(service),
+        frame,
         html! {
             h1 { (name) }
             p { (description) }
@@ -84,12 +89,12 @@ pub(crate) fn landing(
                 "A push to this GRASP server is accepted exactly when a maintainer of the repository has signed for it."
             }
             h2 { "Repositories" }
-            (search_form(&root(service), search))
+            (search_form(frame.root(), search))
             @if let Some(search) = search {
                 p role="status" {
                     (format_count(repositories.rows.len() as u64, "repository", "repositories")) " with “" bdi { (shown(&search.text)) } "”"
                     @if repositories.is_cut { " among the latest announced" } ". "
-                    a href=(root(service)) { "All repositories" }
+                    a href=(frame.root()) { "All repositories" }
                 }
             }
             (repository_table(repositories, now))
@@ -111,7 +116,7 @@ pub(crate) fn landing(
 }
 
 /// Returns the landing page of a private service, which names no repository.
-pub(crate) fn private_landing(config: &Config) -> Page {
+pub(crate) fn private_landing(frame: &Frame, config: &Config) -> Page {
     let RelayInfo {
         name, description, ..
     } = &config.info;
@@ -124,7 +129,7 @@ pub(crate) fn private_landing(config: &Config) -> Page {
         p { "In a working copy, with the " code { "grasp" } " command and your key:" }
         pre { "grasp push --server http" (s) "://" (config.service) }
     };
-    Page::new(name, root(&config.service), content).without_index()
+    Page::new(name, frame, content).without_index()
 }
 
 fn search_form(root: &str, search: Option<&Search>) -> Markup {
@@ -217,13 +222,9 @@ fn date(seconds: u64) -> Markup {
     html! { time datetime=(date) title=(date) { (day) } }
 }
 
-/// Returns the path of the landing page.
-fn root(service: &ServiceIdentity) -> String {
-    format!("{}/", service.mount_path())
-}
-
 /// Returns the page of one repository.
 pub fn repository(
+    frame: &Frame,
     service: &ServiceIdentity,
     page_of: &RepositoryPage<'_>,
     secure: bool,
@@ -252,7 +253,7 @@ pub fn repository(
         .map_or(web_client, |(_, host)| host);
     Page::new(
         &title,
-        root(service),
+        frame,
         html! {
             h1 { (title) }
             @if let Some(description) = page_of.announcement.and_then(|a| a.description.as_deref()) {
@@ -314,6 +315,10 @@ mod tests {
     use crate::nostr::Limits;
     use crate::web::figures::RepoRow;
 
+    fn frame() -> Frame {
+        Frame::new("/", "us", &Branding::default())
+    }
+
     fn repo_id(name: &str) -> RepoId {
         RepoId::new(PublicKey::from_byte_array([7; 32]), name.parse().unwrap())
     }
@@ -329,7 +334,7 @@ mod tests {
             tags: 0,
         };
         let us = "us.example".parse().unwrap();
-        let page = repository(&us, &page_of, true, "https://client.example").html();
+        let page = repository(&frame(), &us, &page_of, true, "https://client.example").html();
         assert!(!page.contains("<script>") && page.contains("&lt;script&gt;"));
         assert!(!landing_page("<b>", "\"><i>", false, &[], 0).contains("<i>"));
     }
@@ -357,6 +362,7 @@ mod tests {
             private: None,
         };
         landing(
+            &frame(),
             &config,
             &RepositoryList {
                 rows: repositories.to_vec(),
@@ -447,7 +453,14 @@ mod tests {
             branches: 1,
             tags: 2,
         };
-        let page = repository(&service, &page_of, false, "https://client.example").html();
+        let page = repository(
+            &frame(),
+            &service,
+            &page_of,
+            false,
+            "https://client.example",
+        )
+        .html();
         let url = format!(
             "http://us.example:8443/git/{}/my%20repo.git",
             npub(&repo.owner)

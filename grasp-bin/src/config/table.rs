@@ -186,4 +186,8 @@ settings! {
         "Visitors press a button before they see an expensive page: while pages use half of the processor time that they may use, always, or never";
     "pages.web_client" = one text("URL") => settings.pages.web_client
         "Web client that pages link to for what they cannot do, such as answering";
+    "pages.icon" = optional path("FILE") => settings.page_icon
+        "Icon of the pages: an SVG or PNG file of up to 64 KiB, read at the start";
+    "pages.accent" = optional text("LIGHT,DARK") => settings.pages.branding.accent
+        "Colours of links and buttons of the pages, in the light and the dark scheme, as in `#0b57d0,#8ab4f8`. Text in them must be readable (contrast 4.5)";
 }

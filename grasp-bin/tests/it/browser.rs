@@ -154,6 +154,36 @@ async fn a_page_is_confirmed_without_scripts() {
 }
 
 #[tokio::test]
+async fn pages_have_the_icon_and_the_colour_of_the_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut browser) = start(dir.path()).await else {
+        return;
+    };
+    let icon = dir.path().join("icon.svg");
+    let picture =
+        "<svg xmlns='http://www.w3.org/2000/svg' width='16' height='16'><circle r='8'/></svg>";
+    std::fs::write(&icon, picture).unwrap();
+    let icon = icon.display();
+    let settings = format!("[pages]\nicon = '{icon}'\naccent = '#7a1fa2,#e1bee7'\n");
+    let server = serve(dir.path(), &settings);
+    let site = Site::push(&server, dir.path());
+    browser.open(&site.repository, DESKTOP).await;
+    check_load(&mut browser, "branded", &site.root);
+    let link = "getComputedStyle(document.querySelector('.tree a')).color";
+    let shown = "document.querySelector('header img').naturalWidth";
+    for (scheme, colour) in [
+        ("light", "rgb(122, 31, 162)"),
+        ("dark", "rgb(225, 190, 231)"),
+    ] {
+        let width = PHONE_WIDTH;
+        check_view(&mut browser, "branded", View { width, scheme }).await;
+        assert_eq!(browser.evaluate(link).await, colour);
+        browser.save_screenshot(&format!("branded-{scheme}")).await;
+    }
+    assert_eq!(browser.evaluate(shown).await, 16);
+}
+
+#[tokio::test]
 async fn pages_are_the_same_without_scripts() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut browser) = start(dir.path()).await else {

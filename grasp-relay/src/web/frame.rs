@@ -1,71 +1,79 @@
-//! What all pages share: their shell, their headers, the stylesheet, and how they are sent and kept.
+//! What all pages share: their shell, their headers, the stylesheet and the icon.
 //!
 //! A page loads its stylesheet and pictures from this server and nothing else; its policy is a header, so that nothing a
 //! stranger wrote can come before it.
 
-use std::io::Write as _;
-use std::sync::LazyLock;
+use std::sync::Arc;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
-    ETAG, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
-};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bitcoin_hashes::sha256;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::branding::{Branding, Icon};
+use super::encoded::{Caching, EncodedBody, EncodedPage};
+use super::shown;
 
 const STYLE: &str = include_str!("style.css");
 
-/// A branch that joins another one.
-const ICON: &str = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16' fill='none' stroke='#0b57d0' \
-                    stroke-width='1.8'><circle cx='4' cy='3.5' r='2'/><circle cx='4' cy='12.5' r='2'/>\
-                    <circle cx='12' cy='6' r='2'/><path d='M4 5.5v5M12 8c0 2.5-4 2-6.5 3.5'/></svg>";
-
-/// The name of the stylesheet, which changes with its content.
-static STYLE_NAME: LazyLock<String> = LazyLock::new(|| {
-    let hash = sha256::Hash::hash(STYLE.as_bytes()).to_string();
-    format!("style-{}.css", hash.get(..16).unwrap_or_default())
-});
+/// The version of what pages look like. A change of it makes clients ask again.
+const LAYOUT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), ".2");
 
 /// The policy of pages without a script.
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
                       base-uri 'none'; frame-ancestors 'none'";
 
-/// The policy of content of repositories.
-const FILE_POLICY: &str = "default-src 'none'; sandbox";
-
-/// Bodies below this are not compressed.
-const SMALLEST_COMPRESSED: usize = 600;
-
 pub(crate) const HTML: &str = "text/html; charset=utf-8";
 
-/// How long clients may use a page without asking again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Caching {
-    /// Never.
-    NoStore,
-    /// They keep it, and ask each time whether it has changed.
-    #[default]
-    Revalidate,
-    /// For a day: its address names its content.
-    ForADay,
+/// What the pages of one server have in common: where they are, whose they are, and what they look like. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Frame(Arc<Look>);
+
+#[derive(Debug)]
+struct Look {
+    /// The path of the landing page, as `/` or `/mount/`.
+    root: String,
+    /// The name of the server.
+    name: String,
+    /// The name of the stylesheet, which changes with its content.
+    style_name: String,
+    style: String,
+    icon_name: &'static str,
+    icon: Icon,
 }
 
-impl Caching {
-    pub(crate) fn header(self) -> HeaderValue {
-        HeaderValue::from_static(match self {
-            Self::NoStore => "no-store",
-            Self::Revalidate => "no-cache",
-            Self::ForADay => "max-age=86400",
-        })
+impl Frame {
+    /// Creates the frame of the pages below the path of a landing page, as `/` or `/mount/`.
+    pub fn new(root: impl Into<String>, name: impl Into<String>, branding: &Branding) -> Self {
+        let style = format!("{STYLE}{}", branding.style());
+        let hash = sha256::Hash::hash(style.as_bytes()).to_string();
+        let icon = branding.icon();
+        Self(Arc::new(Look {
+            root: root.into(),
+            name: name.into(),
+            style_name: format!("style-{}.css", hash.get(..16).unwrap_or_default()),
+            style,
+            icon_name: icon.name(),
+            icon,
+        }))
+    }
+
+    /// Returns the path of the landing page.
+    pub fn root(&self) -> &str {
+        &self.0.root
+    }
+
+    /// Returns a text that changes with what the pages look like.
+    pub(crate) fn version(&self) -> String {
+        let Look {
+            name, style_name, ..
+        } = &*self.0;
+        let hash = sha256::Hash::hash(format!("{name} {style_name}").as_bytes()).to_string();
+        format!("{LAYOUT_VERSION}-{}", hash.get(..8).unwrap_or_default())
     }
 }
 
@@ -73,7 +81,7 @@ impl Caching {
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
-    root: String,
+    frame: Frame,
     content: Markup,
     status: StatusCode,
     caching: Caching,
@@ -82,11 +90,11 @@ pub struct Page {
 }
 
 impl Page {
-    /// Creates a page with this title and content; `root` is the path of the landing page, as `/` or `/mount/`.
-    pub fn new(title: impl Into<String>, root: impl Into<String>, content: Markup) -> Self {
+    /// Creates a page with this title and content.
+    pub fn new(title: impl Into<String>, frame: &Frame, content: Markup) -> Self {
         Self {
             title: title.into(),
-            root: root.into(),
+            frame: frame.clone(),
             content,
             status: StatusCode::OK,
             caching: Caching::default(),
@@ -125,7 +133,14 @@ impl Page {
 
     /// Returns the page as HTML.
     pub fn html(&self) -> String {
-        let root = &self.root;
+        let Look {
+            root,
+            name,
+            style_name,
+            icon_name,
+            icon,
+            ..
+        } = &*self.frame.0;
         html! {
             (DOCTYPE)
             html lang="en" {
@@ -134,14 +149,17 @@ impl Page {
                     meta name="viewport" content="width=device-width, initial-scale=1";
                     @if !self.is_indexed { meta name="robots" content="noindex, nofollow"; }
                     title { (self.title) }
-                    link rel="stylesheet" href=(format!("{root}-/{}", *STYLE_NAME));
-                    link rel="icon" type="image/svg+xml" href=(format!("{root}-/icon.svg"));
+                    link rel="stylesheet" href=(format!("{root}-/{style_name}"));
+                    link rel="icon" type=(icon.content_type) href=(format!("{root}-/{icon_name}"));
                 }
                 body {
                     header {
                         a class="skip" href="#main" { "Skip to content" }
                         nav aria-label="Pages" {
-                            a href=(root) { "Repositories" }
+                            a class="home" href=(root) {
+                                img src=(format!("{root}-/{icon_name}")) alt="" width="20" height="20";
+                                bdi { (shown(name)) }
+                            }
                             a href=(format!("{root}status")) { "Status" }
                         }
                     }
@@ -184,204 +202,56 @@ impl IntoResponse for Page {
     }
 }
 
-/// A body as it is kept: compressed unless it is small.
-#[derive(Clone, Debug)]
-pub(crate) enum EncodedBody {
-    Plain(Bytes),
-    Gzip { compressed: Bytes, length: usize },
-}
-
-impl EncodedBody {
-    pub(crate) fn new(plain: Vec<u8>) -> Self {
-        if plain.len() < SMALLEST_COMPRESSED {
-            return Self::Plain(plain.into());
-        }
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(5));
-        // Writing to memory does not fail.
-        let written = encoder.write_all(&plain).and_then(|()| encoder.finish());
-        match written {
-            Ok(compressed) => Self::Gzip {
-                length: plain.len(),
-                compressed: compressed.into(),
-            },
-            Err(_) => Self::Plain(plain.into()),
-        }
-    }
-
-    /// Returns the bytes that it takes in memory.
-    pub(crate) fn memory(&self) -> usize {
-        match self {
-            Self::Plain(bytes) => bytes.len(),
-            Self::Gzip { compressed, .. } => compressed.len(),
-        }
-    }
-
-    fn plain(&self) -> Bytes {
-        match self {
-            Self::Plain(bytes) => bytes.clone(),
-            Self::Gzip { compressed, length } => {
-                let mut plain = Vec::with_capacity(*length);
-                let mut decoder = flate2::write::GzDecoder::new(&mut plain);
-                let written = decoder.write_all(compressed);
-                let written = written.and_then(|()| decoder.try_finish());
-                drop(decoder);
-                debug_assert!(written.is_ok(), "this process has compressed it");
-                plain.into()
-            }
-        }
-    }
-}
-
-/// A page with its headers, as it is kept.
-#[derive(Clone, Debug)]
-pub(crate) struct EncodedPage {
-    pub(crate) status: StatusCode,
-    pub(crate) content_type: &'static str,
-    pub(crate) policy: String,
-    pub(crate) caching: Caching,
-    /// Is to be saved, and not shown.
-    pub(crate) is_attachment: bool,
-    /// The value of its `ETag`, without quotes.
-    pub(crate) tag: Option<String>,
-    pub(crate) body: EncodedBody,
-}
-
-impl EncodedPage {
-    /// Creates an answer that is no page but content of a repository. A browser runs nothing of it, whatever its type.
-    pub(crate) fn file(content_type: &'static str, is_attachment: bool, body: EncodedBody) -> Self {
-        Self {
-            status: StatusCode::OK,
-            content_type,
-            policy: FILE_POLICY.into(),
-            caching: Caching::default(),
-            is_attachment,
-            tag: None,
-            body,
-        }
-    }
-
-    /// Returns the bytes that the page takes in memory, beside its key.
-    pub(crate) fn memory(&self) -> usize {
-        self.body.memory() + self.policy.len() + self.tag.as_ref().map_or(0, String::len)
-    }
-
-    /// Returns whether a client gets it without work: compressed, or small.
-    pub(crate) fn is_ready_for(&self, headers: &HeaderMap) -> bool {
-        const MAX_INFLATED: usize = 64 * 1024;
-        match &self.body {
-            EncodedBody::Plain(_) => true,
-            EncodedBody::Gzip { length, .. } => accepts_gzip(headers) || *length <= MAX_INFLATED,
-        }
-    }
-
-    /// Answers a request with these headers.
-    pub(crate) fn response(&self, headers: &HeaderMap) -> Response {
-        let mut response = match &self.body {
-            EncodedBody::Gzip { compressed, .. } if accepts_gzip(headers) => {
-                let mut response = Response::new(Body::from(compressed.clone()));
-                let encoding = HeaderValue::from_static("gzip");
-                response.headers_mut().insert(CONTENT_ENCODING, encoding);
-                response
-            }
-            body => Response::new(Body::from(body.plain())),
-        };
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
-        headers.insert(VARY, HeaderValue::from_static("Accept-Encoding, Cookie"));
-        headers.insert(CACHE_CONTROL, self.caching.header());
-        insert_text(headers, CONTENT_SECURITY_POLICY, &self.policy);
-        insert_protection(headers);
-        if self.is_attachment {
-            insert_text(headers, CONTENT_DISPOSITION, "attachment");
-        }
-        if let Some(tag) = &self.tag {
-            insert_text(headers, ETAG, &quoted(tag));
-        }
-        response
-    }
-}
-
-/// Adds the headers that every answer with content of strangers has.
-pub(crate) fn insert_protection(headers: &mut HeaderMap) {
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-}
-
-pub(crate) fn insert_text(headers: &mut HeaderMap, name: HeaderName, text: &str) {
-    if let Ok(value) = HeaderValue::from_str(text) {
-        headers.insert(name, value);
-    }
-}
-
-/// Returns a tag as a header has it. It is weak: compressed and plain pages share it.
-fn quoted(tag: &str) -> String {
-    format!("W/\"{tag}\"")
-}
-
-/// Returns whether a client has the page with this tag.
-pub(crate) fn has_tag(headers: &HeaderMap, tag: &str) -> bool {
-    let quoted = quoted(tag);
-    let given = headers.get_all(header::IF_NONE_MATCH).iter();
-    let mut given = given.filter_map(|value| value.to_str().ok());
-    given.any(|list| list.split(',').any(|one| one.trim() == quoted))
-}
-
-/// Answers that the page with this tag is the current one.
-pub(crate) fn not_modified(tag: &str, caching: Caching) -> Response {
-    let mut response = StatusCode::NOT_MODIFIED.into_response();
-    let headers = response.headers_mut();
-    insert_text(headers, ETAG, &quoted(tag));
-    headers.insert(CACHE_CONTROL, caching.header());
-    headers.insert(VARY, HeaderValue::from_static("Accept-Encoding, Cookie"));
-    response
-}
-
-pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
-    let accepted = headers.get_all(header::ACCEPT_ENCODING).iter();
-    let mut accepted = accepted.filter_map(|value| value.to_str().ok());
-    accepted.any(|list| {
-        list.split(',').any(|one| {
-            let (name, parameters) = one.split_once(';').unwrap_or((one, ""));
-            name.trim() == "gzip" && !parameters.contains("q=0")
-                || name.trim() == "gzip" && parameters.contains("q=0.")
-        })
-    })
-}
-
 /// Returns the routes of what pages load, and of `robots.txt`, to be merged below the mount.
-pub fn assets(root: &str) -> Router {
+pub fn assets(frame: &Frame) -> Router {
+    let Look {
+        root,
+        style_name,
+        style,
+        icon_name,
+        icon,
+        ..
+    } = &*frame.0;
     let robots = robots(root);
-    let style = format!("/-/{}", *STYLE_NAME);
+    let style = style_sheet(style);
+    let icon = icon.clone();
     Router::new()
-        .route(&style, get(style_sheet))
-        .route("/-/icon.svg", get(icon))
+        .route(
+            &format!("/-/{style_name}"),
+            get(async move |headers: HeaderMap| style_response(&style, &headers)),
+        )
+        .route(
+            &format!("/-/{icon_name}"),
+            get(async move || icon_response(&icon)),
+        )
         .route("/robots.txt", get(async move || robots))
 }
 
-async fn icon() -> Response {
-    let mut response = ICON.into_response();
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("image/svg+xml"));
-    headers.insert(CACHE_CONTROL, Caching::ForADay.header());
-    insert_text(headers, CONTENT_SECURITY_POLICY, FILE_POLICY);
-    insert_protection(headers);
-    response
+fn icon_response(icon: &Icon) -> Response {
+    let body = EncodedBody::Plain(icon.bytes.clone().into());
+    let mut icon = EncodedPage::file(icon.content_type, false, body);
+    icon.caching = Caching::ForADay;
+    icon.response(&HeaderMap::new())
 }
 
-async fn style_sheet(headers: HeaderMap) -> Response {
-    static ENCODED: LazyLock<EncodedPage> = LazyLock::new(|| EncodedPage {
+fn style_sheet(style: &str) -> EncodedPage {
+    EncodedPage {
         status: StatusCode::OK,
         content_type: "text/css; charset=utf-8",
         policy: POLICY.to_owned(),
         caching: Caching::ForADay,
         is_attachment: false,
         tag: None,
-        body: EncodedBody::new(STYLE.as_bytes().to_vec()),
-    });
-    let mut response = ENCODED.response(&headers);
+        body: EncodedBody::new(style.as_bytes().to_vec()),
+    }
+}
+
+fn style_response(style: &EncodedPage, headers: &HeaderMap) -> Response {
+    let mut response = style.response(headers);
     let forever = HeaderValue::from_static("public, max-age=31536000, immutable");
-    response.headers_mut().insert(CACHE_CONTROL, forever);
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, forever);
     response
 }
 
@@ -402,9 +272,10 @@ mod tests {
     use super::*;
 
     fn page() -> Page {
+        let frame = Frame::new("/git/", "us", &Branding::default());
         Page::new(
             "A <title>",
-            "/git/",
+            &frame,
             html! { p { ("content ".repeat(200)) } },
         )
     }
@@ -458,16 +329,5 @@ mod tests {
         assert!(encoding == "gzip" && compressed.len() < 1_000);
         headers.insert("accept-encoding", HeaderValue::from_static("gzip;q=0"));
         assert_eq!(body(&headers).await.0, "");
-    }
-
-    #[test]
-    fn a_client_that_has_a_page_is_recognised_by_its_tag() {
-        let mut headers = HeaderMap::new();
-        assert!(!has_tag(&headers, "a-1"));
-        headers.insert(
-            "if-none-match",
-            HeaderValue::from_static("\"z\", W/\"a-1\""),
-        );
-        assert!(has_tag(&headers, "a-1") && !has_tag(&headers, "a-2"));
     }
 }

@@ -40,6 +40,7 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use bitcoin_hashes::sha256;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
 use grasp_core::nip34::Announcement;
@@ -60,8 +61,10 @@ pub(crate) use self::confirm::{CONFIRM_PATH, MAX_FORM_BYTES};
 use self::revision::ReachCache;
 pub(crate) use self::revision::encode;
 use self::route::Route;
+use super::branding::Branding;
+use super::encoded::{self, Caching, EncodedBody, EncodedPage};
 use super::figures::RelayRow;
-use super::frame::{self, Caching, EncodedBody, EncodedPage, Page};
+use super::frame::{Frame, Page};
 use super::render::Renderer;
 use super::threads::ThreadKind;
 use super::{Listing, npub_start};
@@ -81,9 +84,6 @@ const SMALL_BODY: usize = 64 * 1024;
 
 /// Bytes that a connection gets at once.
 const CHUNK: usize = 16 * 1024;
-
-/// The version of what pages look like. A change of it makes clients ask again.
-const LAYOUT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), ".1");
 
 /// Which pages there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,6 +121,8 @@ pub struct PageSettings {
     /// The program whose command `render` makes HTML of Markdown and colours code, with the feature `pages`. Without one
     /// both are shown as plain text.
     pub renderer: Option<PathBuf>,
+    /// The icon and the colour.
+    pub branding: Branding,
 }
 
 impl Default for PageSettings {
@@ -130,8 +132,19 @@ impl Default for PageSettings {
             confirm: Confirm::default(),
             web_client: "https://gitworkshop.dev".into(),
             renderer: None,
+            branding: Branding::default(),
         }
     }
+}
+
+/// Returns a text that changes with everything that all pages of a server follow from.
+fn stamp(frame: &Frame, config: &Config) -> String {
+    let PageSettings {
+        show, web_client, ..
+    } = &config.pages;
+    let more = format!("{show:?} {web_client} {}", config.secure);
+    let hash = sha256::Hash::hash(more.as_bytes()).to_string();
+    format!("{}-{}", frame.version(), hash.get(..8).unwrap_or_default())
 }
 
 /// The pages of repositories. Cheap to clone.
@@ -144,8 +157,10 @@ pub(crate) struct Site {
     pub(crate) listing: Listing,
     pub(crate) secure: bool,
     pub(crate) settings: PageSettings,
-    /// The path of the landing page, as `/` or `/mount/`.
-    pub(crate) root: String,
+    /// What all pages share.
+    pub(crate) frame: Frame,
+    /// A text that changes with everything that all pages follow from.
+    stamp: String,
     pub(crate) renderer: Renderer,
     reaches: ReachCache,
     languages: LanguageCache,
@@ -242,8 +257,10 @@ impl Pages {
         config: &Config,
         surroundings: Surroundings,
     ) -> Self {
+        let frame = config.frame();
         Self(Arc::new(Site {
-            root: super::root(&host.policy.service),
+            stamp: stamp(&frame, config),
+            frame,
             host,
             listing,
             secure: config.secure,
@@ -289,7 +306,8 @@ impl Pages {
     pub(crate) fn confirm(&self, claimant: &Claimant, form: &[u8]) -> Response {
         let site = &*self.0;
         let now = site.host.clock.now().unix.as_secs();
-        site.confirmation.confirm(claimant, form, now, &site.root)
+        let root = site.frame.root();
+        site.confirmation.confirm(claimant, form, now, root)
     }
 }
 
@@ -302,7 +320,7 @@ async fn lead_to_event(State(pages): State<Pages>, Path(event): Path<String>) ->
     match site.event_address(&event).await {
         Ok(address) => {
             let mut response = StatusCode::FOUND.into_response();
-            frame::insert_text(response.headers_mut(), header::LOCATION, &address);
+            encoded::insert_text(response.headers_mut(), header::LOCATION, &address);
             response
         }
         Err(PageError::NotFound) => site.not_found("e").await,
@@ -347,9 +365,9 @@ impl Site {
         };
         let subject = route.find(&context).await?;
         let version = route.version(&context, &subject).await?;
-        let tag = format!("{LAYOUT_VERSION}-{}", version.tag);
-        if frame::has_tag(&request.headers, &tag) {
-            return Ok(frame::not_modified(&tag, version.caching));
+        let tag = format!("{}-{}", self.stamp, version.tag);
+        if encoded::has_tag(&request.headers, &tag) {
+            return Ok(encoded::not_modified(&tag, version.caching));
         }
         // By what the address means: parameters that no page has do not make another one.
         let key = format!("{} {route:?}", request.address);
@@ -405,7 +423,7 @@ impl Site {
             query => format!("?{query}"),
         };
         let base = self.host.policy.service.repo_path(&request.address);
-        confirm::button(&self.root, &format!("{base}/{}{query}", request.path))
+        confirm::button(&self.frame, &format!("{base}/{}{query}", request.path))
     }
 
     /// Sends a page. Large ones count until the client has them.
@@ -464,7 +482,10 @@ impl Site {
             }
             PageError::Git(GitError::Busy(_)) => {
                 tracing::debug!(%error, "a page was refused");
-                busy(&self.root, &service.repo_url(&request.address, self.secure))
+                busy(
+                    &self.frame,
+                    &service.repo_url(&request.address, self.secure),
+                )
             }
             error => {
                 tracing::error!(%error, "a page failed");
@@ -473,7 +494,7 @@ impl Site {
                     p { "The log of the server has the cause. Cloning may work nevertheless:" }
                     pre { "git clone " (service.repo_url(&request.address, self.secure)) }
                 };
-                Page::new("This page failed", &self.root, content)
+                Page::new("This page failed", &self.frame, content)
                     .cached(Caching::NoStore)
                     .with_status(StatusCode::INTERNAL_SERVER_ERROR)
                     .into_response()
@@ -493,7 +514,7 @@ impl Site {
             p { "Clone the repository to see it:" }
             pre { "git clone " (url) }
         };
-        Page::new("Too large to be shown", &self.root, content)
+        Page::new("Too large to be shown", &self.frame, content)
             .with_status(StatusCode::PAYLOAD_TOO_LARGE)
     }
 
@@ -554,7 +575,7 @@ impl Context<'_> {
         let repo = &self.request.address;
         let name = repo.identifier.as_str();
         let owner = npub_start(&repo.owner);
-        let owner_path = format!("{}{}", self.site.root, super::npub(&repo.owner));
+        let owner_path = format!("{}{}", self.site.frame.root(), super::npub(&repo.owner));
         let content = html! {
             p class="path" {
                 a href=(owner_path) { (owner) } " / "
@@ -571,7 +592,7 @@ impl Context<'_> {
             "" => format!("{} by {owner}", super::shown(name)),
             title => format!("{title} · {}", super::shown(name)),
         };
-        Page::new(title, &self.site.root, content)
+        Page::new(title, &self.site.frame, content)
     }
 }
 
@@ -623,13 +644,13 @@ impl Made {
 /// Seconds after which a client that was refused may ask again.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-fn busy(root: &str, url: &str) -> Response {
+fn busy(frame: &Frame, url: &str) -> Response {
     let content = html! {
         h1 { "Too many pages at the moment" }
         p { "Pages have used the processor time that they may use. Try again in a minute. Cloning works:" }
         pre { "git clone " (url) }
     };
-    let page = Page::new("Too many pages at the moment", root, content)
+    let page = Page::new("Too many pages at the moment", frame, content)
         .cached(Caching::NoStore)
         .with_status(StatusCode::SERVICE_UNAVAILABLE);
     let mut response = page.into_response();

@@ -5,13 +5,14 @@ use grasp_core::limits::Health;
 use maud::{Markup, html};
 
 use super::charts;
+use super::encoded::Caching;
 use super::figures::{Figure, NodeStatus, PurgatoryFigures, RelayRow, Status};
-use super::frame::{Caching, Page};
+use super::frame::{Frame, Page};
 
 const SCRIPT: &str = include_str!("status.js");
 
 /// Returns the status page. A script replaces its content at intervals.
-pub fn status(name: &str, root: &str, status: &Status) -> Page {
+pub fn status(name: &str, frame: &Frame, status: &Status) -> Page {
     let (ready, class) = match (status.ready, status.damaged.is_empty()) {
         (false, _) => ("not ready", "bad"),
         (true, true) => ("working", "good"),
@@ -20,7 +21,7 @@ pub fn status(name: &str, root: &str, status: &Status) -> Page {
     let title = format!("Status of {name}");
     Page::new(
         &title,
-        root,
+        frame,
         html! {
             h1 { (title) }
             p {
@@ -184,8 +185,13 @@ pub fn format_bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::branding::Branding;
     use super::super::figures::MissingRow;
     use super::*;
+
+    fn frame() -> Frame {
+        Frame::new("/", "x", &Branding::default())
+    }
 
     #[test]
     fn durations_and_bytes_are_formatted_in_their_largest_unit() {
@@ -220,7 +226,7 @@ mod tests {
     #[test]
     fn every_figure_of_the_page_is_in_the_json() {
         let json = serde_json::to_value(Status::default()).unwrap();
-        let page = status("x", "/", &Status::default()).html();
+        let page = status("x", &frame(), &Status::default()).html();
         let figures = page
             .split("data-figure=\"")
             .skip(1)
@@ -253,7 +259,7 @@ mod tests {
         let hidden = |relays| {
             let page = status(
                 "x",
-                "/",
+                &frame(),
                 &Status {
                     relays,
                     ..Status::default()
@@ -270,7 +276,7 @@ mod tests {
         let damaged = vec!["/npub1x/a.git".to_owned()];
         let page = status(
             "x",
-            "/",
+            &frame(),
             &Status {
                 ready: true,
                 damaged,
@@ -284,7 +290,7 @@ mod tests {
         );
         let page = status(
             "x",
-            "/",
+            &frame(),
             &Status {
                 ready: true,
                 ..Status::default()
@@ -316,7 +322,7 @@ mod tests {
         };
         let page = status(
             "x",
-            "/",
+            &frame(),
             &Status {
                 relays: vec![relay],
                 ..Status::default()
@@ -347,7 +353,7 @@ mod tests {
         let nodes = vec![node("http://a", true, true), node("http://b", true, false)];
         let page = status(
             "x",
-            "/",
+            &frame(),
             &Status {
                 nodes,
                 ..Status::default()
@@ -364,7 +370,7 @@ mod tests {
             assert!(page.contains(text), "{text}: {page}");
         }
         assert!(
-            status("x", "/", &Status::default())
+            status("x", &frame(), &Status::default())
                 .html()
                 .contains("<div hidden><h2>Nodes")
         );
@@ -378,7 +384,7 @@ mod tests {
         };
         let page = status(
             "x",
-            "/",
+            &frame(),
             &Status {
                 relays: vec![relay],
                 ..Status::default()

@@ -2,7 +2,7 @@
 
 use lru::LruCache;
 
-use crate::web::frame::EncodedPage;
+use crate::web::encoded::EncodedPage;
 
 /// Bytes that count for each page beside its content and its key.
 const BYTES_PER_PAGE: usize = 512;
@@ -55,7 +55,7 @@ fn cost(key: &str, page: &EncodedPage) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::web::frame::EncodedBody;
+    use crate::web::encoded::EncodedBody;
 
     fn page(tag: &str, bytes: usize) -> EncodedPage {
         let mut random: u32 = 1;

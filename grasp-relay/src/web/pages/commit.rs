@@ -7,7 +7,7 @@ use maud::{Markup, html};
 
 use super::revision::Revision;
 use super::{Context, EncodedPage, Page, PageError, Tab, Work, changes, content};
-use crate::web::frame::EncodedBody;
+use crate::web::encoded::EncodedBody;
 use crate::web::{date, diff, shown};
 
 /// The largest commit that is shown, without its content, in bytes.

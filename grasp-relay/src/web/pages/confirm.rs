@@ -10,7 +10,8 @@ use grasp_core::resources::Claimant;
 use maud::html;
 
 use crate::server::Config;
-use crate::web::frame::{Caching, Page, insert_text};
+use crate::web::encoded::{Caching, insert_text};
+use crate::web::frame::{Frame, Page};
 
 /// The path, below the mount, that the button leads to.
 pub(crate) const CONFIRM_PATH: &str = "/-/confirm";
@@ -112,8 +113,8 @@ fn is_own_path(path: &str, root: &str) -> bool {
 }
 
 /// Returns the page with the button, which leads back to this path.
-pub(super) fn button(root: &str, back: &str) -> Response {
-    let action = format!("{}{}", root.trim_end_matches('/'), CONFIRM_PATH);
+pub(super) fn button(frame: &Frame, back: &str) -> Response {
+    let action = format!("{}{}", frame.root().trim_end_matches('/'), CONFIRM_PATH);
     let content = html! {
         h1 { "One moment" }
         p {
@@ -125,7 +126,7 @@ pub(super) fn button(root: &str, back: &str) -> Response {
             button type="submit" { "Show the page" }
         }
     };
-    Page::new("One moment", root, content)
+    Page::new("One moment", frame, content)
         .cached(Caching::NoStore)
         .with_status(StatusCode::TOO_MANY_REQUESTS)
         .into_response()
@@ -136,6 +137,7 @@ mod tests {
     use grasp_core::resources::ClientNetwork;
 
     use super::*;
+    use crate::web::Branding;
 
     fn at(address: &str) -> Claimant {
         Claimant::at(ClientNetwork::of(address.parse().unwrap()))
@@ -199,7 +201,8 @@ mod tests {
 
     #[test]
     fn the_button_is_no_page_for_search_engines() {
-        let response = button("/", "/npub1x/y.git/log/main");
+        let frame = Frame::new("/", "us", &Branding::default());
+        let response = button(&frame, "/npub1x/y.git/log/main");
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()["cache-control"], "no-store");
     }

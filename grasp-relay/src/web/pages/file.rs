@@ -7,7 +7,7 @@ use maud::{Markup, PreEscaped, html};
 use super::revision::{Revision, encode};
 use super::tree::object_name;
 use super::{Context, EncodedPage, Page, PageError, Tab, Work, content};
-use crate::web::frame::{Caching, EncodedBody};
+use crate::web::encoded::{Caching, EncodedBody};
 use crate::web::render::{Job, MAX_TEXT};
 use crate::web::{format_bytes, shown};
 

@@ -40,9 +40,9 @@ impl Site {
             p { (reason(owner, name, !owned.is_empty())) }
             (suggestions("Repositories of this owner", &owned))
             (suggestions("Repositories with such a name", &named))
-            p { "The " a href=(self.root) { "list of repositories" } " has all that this server hosts." }
+            p { "The " a href=(self.frame.root()) { "list of repositories" } " has all that this server hosts." }
         };
-        Page::new("Not found", &self.root, content)
+        Page::new("Not found", &self.frame, content)
             .with_status(StatusCode::NOT_FOUND)
             .into_response()
     }
@@ -67,7 +67,7 @@ impl Site {
             (repository_rows(rows, now))
             p { a href=(format!("{}/{owner}", self.settings.web_client)) rel="noopener" { "This owner in a web client" } }
         };
-        Page::new(format!("Repositories of {owner}"), &self.root, content)
+        Page::new(format!("Repositories of {owner}"), &self.frame, content)
             .cached(Caching::Revalidate)
             .into_response()
     }

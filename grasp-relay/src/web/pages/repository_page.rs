@@ -87,8 +87,16 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
             branches,
             tags,
         };
-        let (secure, client) = (context.site.secure, &context.site.settings.web_client);
-        return Ok(web::repository(context.service(), &page_of, secure, client));
+        let site = context.site;
+        let client = &site.settings.web_client;
+        let page = web::repository(
+            &site.frame,
+            context.service(),
+            &page_of,
+            site.secure,
+            client,
+        );
+        return Ok(page);
     }
     let default = head.and_then(|head| Some((head, refs.refs.get(head)?)));
     let revision = default.map(|(head, target)| Revision {
@@ -350,7 +358,7 @@ fn maintainer_list(context: &Context<'_>, people: &[PublicKey], names: &Names) -
         ul {
             @for key in people {
                 li {
-                    a href=(format!("{}{}", context.site.root, npub(key))) title=(npub(key)) {
+                    a href=(format!("{}{}", context.site.frame.root(), npub(key))) title=(npub(key)) {
                         @if let Some(name) = names.get(key) { bdi { (shown(name)) } " " }
                         code { (npub_start(key)) }
                     }
