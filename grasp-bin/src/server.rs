@@ -88,7 +88,9 @@ impl Server {
         let overview = Overview::of_server(&base, roles.clone(), None);
         let writer = Arc::new(OwnWriter::new(base.clone(), overview.clone()));
         let started = writer.start_parts().await?;
-        let parts = base.parts(started.ingest.clone(), base.routes(&roles, &overview));
+        let pages = base.pages(&overview);
+        let routes = base.routes(&roles, &overview, &pages);
+        let parts = base.parts(started.ingest.clone(), Some(pages), routes);
         role.send_replace(Role::Writer(started));
         Ok(Self {
             parts,
@@ -247,8 +249,8 @@ impl Base {
             .unwrap_or_default()
     }
 
-    /// Returns the routes beside the relay.
-    fn routes(&self, roles: &RoleWatch, overview: &Overview) -> Router {
+    /// Returns the pages.
+    fn pages(&self, overview: &Overview) -> Pages {
         let rows = overview.clone();
         let relays: RelayRows = Arc::new(move || {
             let overview = rows.clone();
@@ -260,17 +262,22 @@ impl Base {
             service_key: Some(self.keys.public_key()),
         };
         let (host, listing) = (self.host.clone(), self.listing.clone());
-        let pages = Pages::new(host, listing, &self.config, surroundings);
+        Pages::new(host, listing, &self.config, surroundings)
+    }
+
+    /// Returns the routes beside the relay.
+    fn routes(&self, roles: &RoleWatch, overview: &Overview, pages: &Pages) -> Router {
         let of_no_repository = pages.routes();
         let limits = self.settings.git.clone();
-        let git = git_http::routes(self.host.clone(), roles.clone(), limits, pages);
+        let host = self.host.clone();
+        let git = git_http::routes(host, roles.clone(), limits, pages.clone());
         let routes = http::routes(overview.clone(), self.settings.metrics);
         let routes = routes.merge(of_no_repository).merge(git);
         count_requests(routes, self.metrics.clone())
     }
 
     /// Returns the parts that serve requests, with this ingest and these routes.
-    fn parts(&self, ingest: Arc<dyn Ingest>, extra: Router) -> Parts {
+    fn parts(&self, ingest: Arc<dyn Ingest>, pages: Option<Pages>, extra: Router) -> Parts {
         Parts {
             store: Arc::clone(&self.host.store),
             ingest,
@@ -278,6 +285,7 @@ impl Base {
             listing: self.listing.clone(),
             config: self.config.clone(),
             clock: self.host.clock.clone(),
+            pages,
             extra,
         }
     }
@@ -374,7 +382,7 @@ impl OwnWriter {
             let publisher = self.publisher(Arc::clone(&ingest))?;
             tasks.spawn(publisher.announce(identity, Vec::new()));
         }
-        let own = self.base.parts(Arc::clone(&ingest), Router::new());
+        let own = self.base.parts(Arc::clone(&ingest), None, Router::new());
         let own = Arc::new(OwnRelay::new(own, purgatory.clone()));
         let clock = driver::Clock::new(move || clock.now());
         // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.

@@ -40,7 +40,7 @@ use self::push::CommandMemory;
 use crate::clock::Clock;
 use crate::role::RoleWatch;
 use crate::store::{self, EventStore};
-use crate::web::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest, Pages};
+use crate::web::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest, Pages, Visitor};
 
 /// Limits of requests of git clients.
 #[derive(Clone, Debug)]
@@ -146,11 +146,11 @@ impl GitHttp {
     }
 
     /// Answers where no repository is: with a page, or with plain text, which git shows to its user.
-    async fn not_found(&self, path: &str) -> Response {
+    async fn not_found(&self, path: &str, parts: &Parts) -> Response {
         if path.ends_with("/info/refs") {
             return (StatusCode::NOT_FOUND, NO_CACHE, NOT_ANNOUNCED).into_response();
         }
-        self.pages.not_found(path).await
+        self.pages.not_found(path, &visitor(parts)).await
     }
 
     /// Answers the button below a page that has to be confirmed.
@@ -198,42 +198,51 @@ async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
         return git.confirm(&parts, body).await;
     }
     let Some((repo, endpoint, action)) = route(&parts.method, &parts.uri) else {
-        return git.not_found(path).await;
+        return git.not_found(path, &parts).await;
     };
     let network = parts.extensions.get().copied();
     let request = match git.find(repo, endpoint, network).await {
         Ok(Some(request)) => request,
-        Ok(None) => return git.not_found(path).await,
+        Ok(None) => return git.not_found(path, &parts).await,
         Err(error) => return git_failed(&error),
     };
     let answered = match action {
-        Action::Page if request.endpoint == Endpoint::PullRequests => Ok(git.not_found("").await),
-        Action::Page => Ok(git.pages.serve(page_request(request, parts)).await),
+        Action::Page if request.endpoint == Endpoint::PullRequests => {
+            Ok(git.not_found("", &parts).await)
+        }
+        Action::Page => Ok(git.pages.serve(page_request(request, &parts)).await),
         Action::Advertise(service) => git.advertise(&request, service, &parts).await,
         Action::Upload => git.upload(&request, &parts.headers, body).await,
         Action::Receive => git.receive(request, &parts.headers, body).await,
         Action::Dumb => Ok((StatusCode::FORBIDDEN, NO_CACHE, DUMB_PROTOCOL).into_response()),
         Action::WrongMethod { allow } => Ok(method_not_allowed(allow)),
-        Action::NotFound => return git.not_found(path).await,
+        Action::NotFound => return git.not_found(path, &parts).await,
     };
     match answered {
         Ok(response) => response,
-        Err(HttpError::Git(GitError::NoView)) => git.not_found(path).await,
+        Err(HttpError::Git(GitError::NoView)) => git.not_found(path, &parts).await,
         Err(error) => error.into_response(),
     }
 }
 
 /// Returns the request for a page of a repository.
-fn page_request(request: RepoRequest, parts: Parts) -> PageRequest {
+fn page_request(request: RepoRequest, parts: &Parts) -> PageRequest {
     let rest = GitPath::parse(parts.uri.path()).map(|path| path.rest);
     PageRequest {
         repos: request.repos,
         address: request.address,
         repo: request.repo,
-        claimant: request.claimant,
+        visitor: visitor(parts),
         path: rest.unwrap_or_default(),
         query: parts.uri.query().unwrap_or_default().to_owned(),
-        headers: parts.headers,
+    }
+}
+
+/// Returns who sent a request.
+fn visitor(parts: &Parts) -> Visitor {
+    Visitor {
+        claimant: Claimant::maybe_at(parts.extensions.get().copied()),
+        headers: parts.headers.clone(),
     }
 }
 

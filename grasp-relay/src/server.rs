@@ -57,7 +57,10 @@ use crate::nostr::connection::{self, ConnectionContext};
 use crate::nostr::{Hub, Limits, RelayInfo};
 use crate::private::Private;
 use crate::store::EventStore;
-use crate::web::{self, EncodedPage, Frame, Listing, PageSettings, RepositoryList, Search, Show};
+use crate::web::{
+    self, AGES_CHANGE_AFTER, Caching, EncodedPage, Frame, Listing, PageSettings, Pages, Search,
+    Show, Visitor,
+};
 
 const NOSTR_JSON: &str = "application/nostr+json";
 
@@ -85,6 +88,8 @@ pub struct Parts {
     pub config: Config,
     /// The source of time.
     pub clock: Clock,
+    /// The pages of repositories, if there are any: searches draw on their processor time.
+    pub pages: Option<Pages>,
     /// Further routes below the mount path. They must not overlap with `/`.
     pub extra: Router,
 }
@@ -210,6 +215,7 @@ pub async fn serve(
     let server = Arc::new(Server {
         context: Arc::new(ConnectionContext::new(&parts)),
         listing: parts.listing,
+        pages: parts.pages,
         frame: parts.config.frame(),
         limiter: ConnectionLimiter::new(connections_per_ip, tcp_connections, proxies),
         slots: semaphore(tcp_connections),
@@ -245,35 +251,21 @@ pub async fn serve(
 struct Server {
     context: Arc<ConnectionContext>,
     listing: Listing,
+    pages: Option<Pages>,
     /// What the landing page shares with other pages.
     frame: Frame,
     limiter: ConnectionLimiter,
     slots: Arc<Semaphore>,
     websocket_slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
-    landing: Mutex<Option<Landing>>,
+    /// The landing page as it was made last.
+    landing: Mutex<Option<EncodedPage>>,
     /// Authorizations of members that were verified, by client network.
     verifications: SharedMeter,
 }
 
 /// What `/` says to browsers where there are no pages.
 const OFF: &str = "This is a GRASP server: a nostr relay and a git host. It shows no pages.\n";
-
-/// Seconds after which the ages on the landing page are written anew.
-const LANDING_AGE: u64 = 60;
-
-/// The landing page as it was made last.
-struct Landing {
-    rows: Arc<RepositoryList>,
-    now: u64,
-    page: EncodedPage,
-}
-
-impl Landing {
-    fn is_of(&self, rows: &Arc<RepositoryList>, now: u64) -> bool {
-        Arc::ptr_eq(&self.rows, rows) && now.abs_diff(self.now) < LANDING_AGE
-    }
-}
 
 /// What answers the requests of a connection, by its listener.
 struct Routers {
@@ -387,19 +379,24 @@ impl Server {
     }
 
     /// Returns the landing page; without repositories if the store fails.
-    async fn page(&self, headers: &HeaderMap, query: &str) -> Response {
+    async fn page(&self, visitor: Visitor, query: &str) -> Response {
         if self.context.config.pages.show == Show::Off {
             return OFF.into_response();
         }
         if self.context.config.private.is_some() {
             return web::private_landing(&self.frame, &self.context.config).into_response();
         }
+        let search = Search::of_query(query);
+        let search = match (&self.pages, search) {
+            (Some(pages), Some(search)) => return pages.search(search, &visitor).await,
+            (_, search) => search,
+        };
         let rows = self.listing.rows().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the event store failed to list repositories; the landing page shows none");
             Arc::default()
         });
         let now = self.context.clock.now().unix.as_secs();
-        if let Some(search) = Search::of_query(query) {
+        if let Some(search) = search {
             let config = &self.context.config;
             let page = web::landing(
                 &self.frame,
@@ -410,13 +407,19 @@ impl Server {
             );
             return page.without_index().into_response();
         }
-        let mut last = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(landing) = last.as_ref().filter(|it| it.is_of(&rows, now)) {
-            return landing.page.response(headers);
+        let age = now / AGES_CHANGE_AFTER;
+        let tag = format!("{}-{}-{age}", self.frame.version(), rows.version);
+        if web::has_tag(&visitor.headers, &tag) {
+            return web::not_modified(&tag, Caching::Revalidate);
         }
-        let page = web::landing(&self.frame, &self.context.config, &rows, None, now).encode(None);
-        let response = page.response(headers);
-        *last = Some(Landing { rows, now, page });
+        let mut last = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(page) = last.as_ref().filter(|it| it.tag.as_ref() == Some(&tag)) {
+            return page.response(&visitor.headers);
+        }
+        let page =
+            web::landing(&self.frame, &self.context.config, &rows, None, now).encode(Some(tag));
+        let response = page.response(&visitor.headers);
+        *last = Some(page);
         response
     }
 
@@ -594,7 +597,11 @@ async fn at_root(
             let document = info.document(limits);
             ([(CONTENT_TYPE, NOSTR_JSON)], document).into_response()
         }
-        Err(_) => server.page(&headers, &query.unwrap_or_default()).await,
+        Err(_) => {
+            let claimant = Claimant::at(network);
+            let visitor = Visitor { claimant, headers };
+            server.page(visitor, &query.unwrap_or_default()).await
+        }
     }
 }
 

@@ -34,7 +34,9 @@ pub(crate) use self::encoded::{EncodedPage, has_tag, not_modified};
 use self::figures::RepoRow;
 pub use self::frame::{Frame, Page, assets};
 pub use self::listing::{Listing, RepositoryList};
-pub(crate) use self::pages::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest};
+pub(crate) use self::pages::{
+    AGES_CHANGE_AFTER, CONFIRM_PATH, MAX_FORM_BYTES, PageRequest, Visitor,
+};
 pub use self::pages::{Confirm, PageSettings, Pages, RelayRows, Show, Surroundings};
 pub(crate) use self::search::Search;
 pub use self::status::{format_age, format_bytes, format_duration, status};
@@ -142,7 +144,8 @@ fn search_form(root: &str, search: Option<&Search>) -> Markup {
     }
 }
 
-fn repository_table(RepositoryList { rows, is_cut }: &RepositoryList, now: u64) -> Markup {
+fn repository_table(list: &RepositoryList, now: u64) -> Markup {
+    let RepositoryList { rows, is_cut, .. } = list;
     if rows.is_empty() {
         return html! { p { "None yet." } };
     }
@@ -161,13 +164,12 @@ fn repository_table(RepositoryList { rows, is_cut }: &RepositoryList, now: u64) 
 }
 
 /// Returns the table of an owner's repositories.
-fn repository_rows(rows: &[&RepoRow], now: u64) -> Markup {
-    let shown = rows.get(..MAX_REPOSITORIES_SHOWN).unwrap_or(rows);
-    captioned_rows(
-        &format!("{} hosted, the latest active first", rows.len()),
-        shown,
-        now,
-    )
+fn repository_rows(list: &RepositoryList, now: u64) -> Markup {
+    let count = list.rows.len();
+    let more = if list.is_cut { "at least " } else { "" };
+    let caption = format!("{more}{count} hosted, the latest active first");
+    let shown: Vec<&RepoRow> = list.rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
+    captioned_rows(&caption, &shown, now)
 }
 
 fn captioned_rows(caption: &str, rows: &[&RepoRow], now: u64) -> Markup {
@@ -364,10 +366,7 @@ mod tests {
         landing(
             &frame(),
             &config,
-            &RepositoryList {
-                rows: repositories.to_vec(),
-                is_cut: false,
-            },
+            &RepositoryList::new(repositories.to_vec(), false),
             None,
             now,
         )
@@ -423,16 +422,8 @@ mod tests {
 
     #[test]
     fn the_number_of_repositories_is_shown_only_if_all_were_counted() {
-        let table = |is_cut| {
-            repository_table(
-                &RepositoryList {
-                    rows: vec![RepoRow::default()],
-                    is_cut,
-                },
-                0,
-            )
-            .0
-        };
+        let table =
+            |is_cut| repository_table(&RepositoryList::new(vec![RepoRow::default()], is_cut), 0).0;
         assert!(
             table(false).contains("1 hosted, the latest active first"),
             "{}",

@@ -98,7 +98,9 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let roles = node.roles().clone();
     let keeper = base.keep_certificate(Some(tls_store), roles.clone())?;
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
-    let parts = base.parts(node.ingest(), node.routes(base.routes(&roles, &overview)));
+    let pages = base.pages(&overview);
+    let routes = node.routes(base.routes(&roles, &overview, &pages));
+    let parts = base.parts(node.ingest(), Some(pages), routes);
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
     node.run(writer.clone());
     Ok(Server {

@@ -105,6 +105,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         listing,
         config,
         clock,
+        pages: None,
         extra,
     }
 }

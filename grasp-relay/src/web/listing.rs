@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bitcoin_hashes::{HashEngine as _, sha256};
 use grasp_core::nip34::{Announcement, State};
 use grasp_core::service::npub;
 use grasp_core::{Mono, RepoId, ServiceIdentity, kinds};
@@ -56,6 +57,28 @@ pub struct RepositoryList {
     pub rows: Vec<RepoRow>,
     /// There may be more, announced longer ago.
     pub is_cut: bool,
+    /// A text that changes with the rows.
+    pub(crate) version: String,
+}
+
+impl RepositoryList {
+    /// Creates a list of these rows.
+    pub(crate) fn new(rows: Vec<RepoRow>, is_cut: bool) -> Self {
+        let mut engine = sha256::HashEngine::default();
+        for row in &rows {
+            engine.input(row.path.as_bytes());
+            engine.input(&row.active_at.to_be_bytes());
+            if let Some(id) = &row.announcement {
+                engine.input(id.as_bytes());
+            }
+        }
+        let hash = engine.finalize().to_string();
+        Self {
+            rows,
+            is_cut,
+            version: hash.get(..16).unwrap_or_default().to_owned(),
+        }
+    }
 }
 
 impl Listing {
@@ -148,10 +171,7 @@ impl ListingInner {
                 .cmp(&a.active_at)
                 .then_with(|| a.path.cmp(&b.path))
         });
-        RepositoryList {
-            rows,
-            is_cut: announced.is_cut,
-        }
+        RepositoryList::new(rows, announced.is_cut)
     }
 
     async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {

@@ -13,12 +13,15 @@
 //! [`Slots::page_cpu`]: grasp_purgatory::git::Slots::page_cpu
 
 mod about;
+mod addresses;
+mod answer;
 mod cache;
 mod changes;
 mod collaboration;
 mod commit;
 mod confirm;
 mod content;
+mod context;
 mod feeds;
 mod file;
 mod log;
@@ -32,42 +35,39 @@ mod tree;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{Path, RawQuery, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderMap;
+use axum::response::Response;
 use axum::routing::get;
 use bitcoin_hashes::sha256;
 use futures_util::future::BoxFuture;
-use futures_util::stream;
-use grasp_core::nip34::Announcement;
+use grasp_core::RepoId;
 use grasp_core::resources::{Bounds, Claimant};
-use grasp_core::{RepoId, ServiceIdentity, kinds};
 use grasp_purgatory::database::View;
 use grasp_purgatory::git::{GitError, PageWork, RepoStore};
 use grasp_purgatory::resources::SharedPool;
-use maud::{Markup, html};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 
 use self::about::LanguageCache;
+use self::addresses::{lead_to_event, names};
 use self::cache::PageCache;
 use self::confirm::Confirmation;
 pub(crate) use self::confirm::{CONFIRM_PATH, MAX_FORM_BYTES};
+pub(crate) use self::context::{Context, Tab};
+pub(crate) use self::owner::AGES_CHANGE_AFTER;
 use self::revision::ReachCache;
 pub(crate) use self::revision::encode;
 use self::route::Route;
 use super::branding::Branding;
-use super::encoded::{self, Caching, EncodedBody, EncodedPage};
+use super::encoded::{self, Caching, EncodedPage};
 use super::figures::RelayRow;
 use super::frame::{Frame, Page};
 use super::render::Renderer;
 use super::threads::ThreadKind;
-use super::{Listing, npub_start};
+use super::{Listing, Search};
 use crate::git_http::GitHost;
 use crate::in_step::InStep;
 use crate::server::Config;
@@ -78,12 +78,6 @@ const CACHE_BYTES: usize = 48 * 1024 * 1024;
 
 /// Bytes of pages that are being sent to all clients, small ones not counted.
 const SENDING_BYTES: u64 = 64 * 1024 * 1024;
-
-/// The largest body that is not counted among those.
-const SMALL_BODY: usize = 64 * 1024;
-
-/// Bytes that a connection gets at once.
-const CHUNK: usize = 16 * 1024;
 
 /// Which pages there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,6 +149,7 @@ pub struct Pages(Arc<Site>);
 pub(crate) struct Site {
     pub(crate) host: GitHost,
     pub(crate) listing: Listing,
+    config: Config,
     pub(crate) secure: bool,
     pub(crate) settings: PageSettings,
     /// What all pages share.
@@ -203,18 +198,17 @@ pub(crate) struct PageRequest {
     pub(crate) address: RepoId,
     /// The one that is served there.
     pub(crate) repo: RepoId,
-    pub(crate) claimant: Claimant,
+    pub(crate) visitor: Visitor,
     /// The path below the repository, percent-encoded.
     pub(crate) path: String,
     pub(crate) query: String,
-    pub(crate) headers: HeaderMap,
 }
 
-/// Everything that a page is made from: the request, and the refs at its time.
-pub(crate) struct Context<'a> {
-    pub(crate) site: &'a Site,
-    pub(crate) request: &'a PageRequest,
-    pub(crate) view: View,
+/// Who asks for a page, and what its client has and takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Visitor {
+    pub(crate) claimant: Claimant,
+    pub(crate) headers: HeaderMap,
 }
 
 /// What decides whether a page that a client or the cache has is the current one.
@@ -263,6 +257,7 @@ impl Pages {
             frame,
             host,
             listing,
+            config: config.clone(),
             secure: config.secure,
             settings: config.pages.clone(),
             renderer: Renderer::new(config.pages.renderer.clone()),
@@ -289,8 +284,13 @@ impl Pages {
     }
 
     /// Answers a request below an address where no repository is.
-    pub(crate) async fn not_found(&self, path: &str) -> Response {
-        self.0.not_found(path).await
+    pub(crate) async fn not_found(&self, path: &str, visitor: &Visitor) -> Response {
+        self.0.not_found(path, visitor).await
+    }
+
+    /// Answers a search over the list of repositories.
+    pub(crate) async fn search(&self, search: Search, visitor: &Visitor) -> Response {
+        self.0.search(search, visitor).await
     }
 
     /// Returns the routes that belong to no repository, to be merged below the mount: where the page of an event is, and the
@@ -311,45 +311,6 @@ impl Pages {
     }
 }
 
-/// Leads to the page of an event.
-async fn lead_to_event(State(pages): State<Pages>, Path(event): Path<String>) -> Response {
-    let site = &*pages.0;
-    if site.settings.show != Show::Full {
-        return site.not_found("e").await;
-    }
-    match site.event_address(&event).await {
-        Ok(address) => {
-            let mut response = StatusCode::FOUND.into_response();
-            encoded::insert_text(response.headers_mut(), header::LOCATION, &address);
-            response
-        }
-        Err(PageError::NotFound) => site.not_found("e").await,
-        Err(error) => {
-            tracing::error!(%error, "the page of an event could not be found");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
-}
-
-/// Answers which key has a name here (NIP-05). The only name is `_`, the service itself.
-async fn names(State(pages): State<Pages>, RawQuery(query): RawQuery) -> Response {
-    let site = &*pages.0;
-    let name = route::parameter(&query.unwrap_or_default(), "name");
-    let key = site.surroundings.service_key;
-    let key = key.filter(|_| name.as_deref().is_none_or(|name| name == "_"));
-    let scheme = if site.secure { "wss" } else { "ws" };
-    let relay = format!("{scheme}://{}", site.host.policy.service);
-    let body = match key {
-        Some(key) => serde_json::json!({
-            "names": { "_": key.to_hex() },
-            "relays": { key.to_hex(): [relay] },
-        }),
-        None => serde_json::json!({ "names": {} }),
-    };
-    let content_type = [(header::CONTENT_TYPE, "application/json")];
-    (content_type, body.to_string()).into_response()
-}
-
 impl Site {
     async fn try_serve(&self, request: &PageRequest) -> Result<Response, PageError> {
         if self.settings.show == Show::Off {
@@ -357,7 +318,9 @@ impl Site {
         }
         let route = Route::parse(&request.path, &request.query, self.settings.show);
         let route = route.ok_or(PageError::NotFound)?;
-        let view = request.repos.view_for(&request.repo, request.claimant);
+        let view = request
+            .repos
+            .view_for(&request.repo, request.visitor.claimant);
         let context = Context {
             site: self,
             request,
@@ -366,18 +329,18 @@ impl Site {
         let subject = route.find(&context).await?;
         let version = route.version(&context, &subject).await?;
         let tag = format!("{}-{}", self.stamp, version.tag);
-        if encoded::has_tag(&request.headers, &tag) {
+        if encoded::has_tag(&request.visitor.headers, &tag) {
             return Ok(encoded::not_modified(&tag, version.caching));
         }
         // By what the address means: parameters that no page has do not make another one.
         let key = format!("{} {route:?}", request.address);
         if let Some(page) = self.kept(&key, &tag) {
-            return self.send(&page, request).await;
+            return self.send(&page, &request.visitor).await;
         }
         if version.is_costly && !self.is_confirmed(request) {
             return Ok(self.ask_to_confirm(request));
         }
-        let work = self.begin(request).await?;
+        let work = self.begin(&request.visitor).await?;
         let made = match route.make(&context, &subject, &work).await {
             // It is as expensive the next time, so this is kept, too.
             Err(PageError::Git(GitError::TooExpensive { .. })) => {
@@ -388,13 +351,13 @@ impl Site {
         let encoded = work.run(move || made.encode(version.caching, tag)).await?;
         drop(work);
         self.cache().insert(key, encoded.clone());
-        self.send(&encoded, request).await
+        self.send(&encoded, &request.visitor).await
     }
 
     /// Waits for the slot of a page.
-    async fn begin(&self, request: &PageRequest) -> Result<Work, PageError> {
+    async fn begin(&self, visitor: &Visitor) -> Result<Work, PageError> {
         let git = self.host.repos.git();
-        Ok(git.begin_page(request.claimant).await?)
+        Ok(git.begin_page(visitor.claimant).await?)
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, PageCache> {
@@ -413,8 +376,8 @@ impl Site {
             Confirm::Auto => self.host.repos.git().are_pages_under_load(),
         };
         let now = self.host.clock.now().unix.as_secs();
-        let claimant = &request.claimant;
-        !is_needed || self.confirmation.is_in(claimant, &request.headers, now)
+        let Visitor { claimant, headers } = &request.visitor;
+        !is_needed || self.confirmation.is_in(claimant, headers, now)
     }
 
     fn ask_to_confirm(&self, request: &PageRequest) -> Response {
@@ -426,237 +389,11 @@ impl Site {
         confirm::button(&self.frame, &format!("{base}/{}{query}", request.path))
     }
 
-    /// Sends a page. Large ones count until the client has them.
-    pub(crate) async fn send(
-        &self,
-        page: &EncodedPage,
-        request: &PageRequest,
-    ) -> Result<Response, PageError> {
-        let claimant = request.claimant;
-        let mut response = if page.is_ready_for(&request.headers) {
-            page.response(&request.headers)
-        } else {
-            let (page, headers) = (page.clone(), request.headers.clone());
-            let work = self.host.repos.git().begin_page(claimant).await?;
-            work.run(move || page.response(&headers)).await?
-        };
-        let body = std::mem::take(response.body_mut());
-        // The body is in memory already, as one piece.
-        let bytes = axum::body::to_bytes(body, usize::MAX).await;
-        *response.body_mut() = self.body(bytes.unwrap_or_default(), claimant)?;
-        Ok(response)
-    }
-
-    /// Returns a body that counts until the client has it.
-    pub(crate) fn body(&self, bytes: Bytes, claimant: Claimant) -> Result<Body, PageError> {
-        if bytes.len() <= SMALL_BODY {
-            return Ok(Body::from(bytes));
-        }
-        let amount = bytes.len() as u64;
-        let held = self.sending.try_take(&claimant, amount);
-        let held = held.map_err(GitError::Busy)?;
-        // In pieces, because a connection takes whole ones out of what counts.
-        let pieces = stream::unfold((bytes, held), |(mut rest, held)| async move {
-            if rest.is_empty() {
-                return None;
-            }
-            let piece = rest.split_to(CHUNK.min(rest.len()));
-            Some((Ok::<_, std::io::Error>(piece), (rest, held)))
-        });
-        Ok(Body::from_stream(pieces))
-    }
-
-    async fn failed(&self, error: &PageError, request: &PageRequest) -> Response {
-        let service = &self.host.policy.service;
-        match error {
-            PageError::NotFound | PageError::Git(GitError::NoView) => {
-                let path = service.repo_path(&request.address);
-                let mount = service.mount_path();
-                self.not_found(path.strip_prefix(&mount).unwrap_or(&path))
-                    .await
-            }
-            PageError::Git(error) if error.is_too_expensive() => {
-                tracing::debug!(%error, "a page took too long");
-                let page = self.too_large(request);
-                page.cached(Caching::NoStore).into_response()
-            }
-            PageError::Git(GitError::Busy(_)) => {
-                tracing::debug!(%error, "a page was refused");
-                busy(
-                    &self.frame,
-                    &service.repo_url(&request.address, self.secure),
-                )
-            }
-            error => {
-                tracing::error!(%error, "a page failed");
-                let content = html! {
-                    h1 { "This page failed" }
-                    p { "The log of the server has the cause. Cloning may work nevertheless:" }
-                    pre { "git clone " (service.repo_url(&request.address, self.secure)) }
-                };
-                Page::new("This page failed", &self.frame, content)
-                    .cached(Caching::NoStore)
-                    .with_status(StatusCode::INTERNAL_SERVER_ERROR)
-                    .into_response()
-            }
-        }
-    }
-
-    /// Returns the page of what takes too long to be shown.
-    fn too_large(&self, request: &PageRequest) -> Page {
-        let url = self
-            .host
-            .policy
-            .service
-            .repo_url(&request.address, self.secure);
-        let content = html! {
-            h1 { "This is too large to be shown here" }
-            p { "Clone the repository to see it:" }
-            pre { "git clone " (url) }
-        };
-        Page::new("Too large to be shown", &self.frame, content)
-            .with_status(StatusCode::PAYLOAD_TOO_LARGE)
-    }
-
     /// Reads served events.
     pub(crate) async fn events(&self, filter: Filter) -> Result<Vec<Event>, StoreError> {
         let now = self.host.clock.now().unix;
         store::events(&*self.host.store, filter, now).await
     }
-}
-
-impl Context<'_> {
-    pub(crate) fn service(&self) -> &ServiceIdentity {
-        &self.site.host.policy.service
-    }
-
-    /// Returns the path of the repository's page, without a slash at its end.
-    pub(crate) fn base(&self) -> String {
-        self.service().repo_path(&self.request.address)
-    }
-
-    /// Returns the announcement of the repository, once it is served.
-    pub(crate) async fn announcement(&self) -> Result<Option<Announcement>, PageError> {
-        let repo = &self.request.address;
-        let filter = Filter::new()
-            .kind(kinds::ANNOUNCEMENT)
-            .author(repo.owner)
-            .identifier(repo.identifier.as_str())
-            .limit(1);
-        let events = self.site.events(filter).await?;
-        let first = events.first();
-        Ok(first.and_then(|event| Announcement::parse(event).ok()))
-    }
-
-    /// Returns the pages that each page links to, with their names and paths.
-    fn tabs(&self) -> Vec<(Tab, &'static str, String)> {
-        let mut tabs = vec![(Tab::Code, "Overview", String::new())];
-        let refs = &self.view.refs;
-        if refs.refs.contains_key(&refs.head) {
-            let head = refs.head.as_str().trim_start_matches("refs/heads/");
-            let head = revision::encode(head);
-            tabs.push((Tab::Files, "Files", format!("/tree/{head}")));
-            tabs.push((Tab::Log, "Commits", format!("/log/{head}")));
-        }
-        for (tab, name, path) in [
-            (Tab::Refs, "Branches and tags", "/refs"),
-            (Tab::Issues, "Issues", "/issues"),
-            (Tab::Pulls, "Pull requests", "/pulls"),
-            (Tab::Servers, "Servers", "/servers"),
-        ] {
-            tabs.push((tab, name, path.into()));
-        }
-        tabs
-    }
-
-    /// Returns a page of this repository, with its name and links to the other pages above the content.
-    pub(crate) fn page(&self, title: &str, tab: Tab, content: Markup) -> Page {
-        let base = self.base();
-        let repo = &self.request.address;
-        let name = repo.identifier.as_str();
-        let owner = npub_start(&repo.owner);
-        let owner_path = format!("{}{}", self.site.frame.root(), super::npub(&repo.owner));
-        let content = html! {
-            p class="path" {
-                a href=(owner_path) { (owner) } " / "
-                a href=(base) { bdi { strong { (super::shown(name)) } } }
-            }
-            nav class="tabs" aria-label="Repository" {
-                @for (this, label, path) in self.tabs() {
-                    a href=(format!("{base}{path}")) aria-current=[(this == tab).then_some("page")] { (label) }
-                }
-            }
-            (content)
-        };
-        let title = match title {
-            "" => format!("{} by {owner}", super::shown(name)),
-            title => format!("{title} · {}", super::shown(name)),
-        };
-        Page::new(title, &self.site.frame, content)
-    }
-}
-
-/// The pages that every page of a repository links to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tab {
-    /// The page of the repository.
-    Code,
-    /// The files of the default branch.
-    Files,
-    /// The commits of the default branch.
-    Log,
-    /// Branches and tags.
-    Refs,
-    Issues,
-    Pulls,
-    Servers,
-}
-
-impl Tab {
-    /// Returns the one of a list of threads.
-    fn of(kind: ThreadKind) -> Self {
-        match kind {
-            ThreadKind::Issues => Self::Issues,
-            ThreadKind::Pulls => Self::Pulls,
-        }
-    }
-}
-
-impl Made {
-    /// Compresses what was made, to be sent and kept.
-    fn encode(self, caching: Caching, tag: String) -> EncodedPage {
-        let encoded = match self {
-            Self::Page(page) => page.encode(None),
-            Self::Text { content_type, text } => {
-                let body = EncodedBody::new(text.into_bytes());
-                EncodedPage::file(content_type, false, body)
-            }
-            Self::File(file) => file,
-        };
-        EncodedPage {
-            caching,
-            tag: Some(tag),
-            ..encoded
-        }
-    }
-}
-
-/// Seconds after which a client that was refused may ask again.
-const RETRY_AFTER: Duration = Duration::from_secs(60);
-
-fn busy(frame: &Frame, url: &str) -> Response {
-    let content = html! {
-        h1 { "Too many pages at the moment" }
-        p { "Pages have used the processor time that they may use. Try again in a minute. Cloning works:" }
-        pre { "git clone " (url) }
-    };
-    let page = Page::new("Too many pages at the moment", frame, content)
-        .cached(Caching::NoStore)
-        .with_status(StatusCode::SERVICE_UNAVAILABLE);
-    let mut response = page.into_response();
-    let seconds = HeaderValue::from(RETRY_AFTER.as_secs());
-    response.headers_mut().insert(header::RETRY_AFTER, seconds);
-    response
 }
 
 /// The work of a page, as its makers name it.

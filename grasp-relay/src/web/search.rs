@@ -65,10 +65,7 @@ impl Search {
             }
         }
         named.extend(others);
-        RepositoryList {
-            rows: named,
-            is_cut: list.is_cut,
-        }
+        RepositoryList::new(named, list.is_cut)
     }
 }
 
@@ -99,14 +96,12 @@ mod tests {
     }
 
     fn found(query: &str) -> Vec<String> {
-        let list = RepositoryList {
-            rows: vec![
-                row("Alpha", "a relay in Rust", &["nostr"]),
-                row("relay", "something", &[]),
-                row("beta", "ÜBER", &[]),
-            ],
-            is_cut: false,
-        };
+        let rows = vec![
+            row("Alpha", "a relay in Rust", &["nostr"]),
+            row("relay", "something", &[]),
+            row("beta", "ÜBER", &[]),
+        ];
+        let list = RepositoryList::new(rows, false);
         let search = Search::of_query(query).unwrap_or_default();
         let found = search.of_list(&list).rows.into_iter();
         found.map(|row| row.name).collect()

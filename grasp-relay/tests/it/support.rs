@@ -102,6 +102,7 @@ impl Relay {
                 private: None,
             },
             clock,
+            pages: None,
             extra: axum::Router::new(),
         };
         adjust(&mut parts);

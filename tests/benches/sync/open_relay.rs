@@ -82,6 +82,7 @@ impl OpenRelay {
             listing,
             config,
             clock,
+            pages: None,
             extra,
         };
         let serving = async move {

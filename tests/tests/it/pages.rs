@@ -245,6 +245,28 @@ async fn pages_that_are_kept_show_dates_and_no_ages() {
 }
 
 #[tokio::test]
+async fn lists_of_repositories_are_compressed_and_sent_again_only_if_they_have_changed() {
+    let site = Site::new().await;
+    let owner = site.base.split('/').nth(1).unwrap_or_default();
+    let owner = format!("/{owner}");
+    let gzip = ("Accept-Encoding", "gzip");
+    for path in ["/", "/?q=repo", &owner] {
+        // The ages on it change once a minute, perhaps between the two requests.
+        eventually_async(async || {
+            let list = site.instance.get(path, &[gzip]).await;
+            assert_eq!(list.header("content-encoding"), "gzip", "{path}");
+            let given = ("If-None-Match", list.header("etag"));
+            let again = site.instance.get(path, &[gzip, given]).await;
+            (again.status == 304).then_some(())
+        })
+        .await;
+    }
+    let missing = site.instance.get("/none/none", &[gzip]).await;
+    assert_eq!(missing.status, 404);
+    assert_eq!(missing.header("content-encoding"), "gzip");
+}
+
+#[tokio::test]
 async fn costly_pages_are_confirmed_by_a_button() {
     let site = Site::with(|settings| settings.pages.confirm = Confirm::Always).await;
     let path = format!("{}/commit/{}", site.base, site.tip);
@@ -294,6 +316,17 @@ async fn pages_take_the_time_for_pages_and_git_goes_on() {
     let refused = site.get("/tree/main").await;
     assert_eq!(refused.status, 503);
     assert!(refused.body.contains("git clone") && !refused.header("retry-after").is_empty());
+    let owner = site.base.split('/').nth(1).unwrap_or_default();
+    for (path, status) in [
+        ("/?q=repo", 503),
+        (&format!("/{owner}"), 503),
+        (&format!("/{owner}/none"), 404),
+        ("/none", 404),
+        ("/", 200),
+    ] {
+        let answer = site.instance.get(path, &[]).await;
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+    }
     let url = site.instance.clone_url(&site.alice.repo("my repo"));
     Workdir::empty().git(&["ls-remote", &url]).await.expect_ok();
 }

@@ -1,6 +1,7 @@
 //! The pages of a repository that do not follow from its git data: threads, feeds, and the servers that are in step.
 
 use bitcoin_hashes::{HashEngine as _, sha256};
+use grasp_core::kinds;
 use maud::html;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -68,8 +69,7 @@ impl Collaboration {
     /// and is charged.
     pub(super) async fn version(&self, context: &Context<'_>) -> Result<Version, PageError> {
         let host = &context.site.host;
-        let work = host.repos.git().begin_page(context.request.claimant);
-        let work = work.await?;
+        let work = context.site.begin(&context.request.visitor).await?;
         let began = host.clock.now().mono;
         let tag = self.tag(context).await;
         work.charge(host.clock.now().mono - began);

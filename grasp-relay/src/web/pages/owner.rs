@@ -1,4 +1,6 @@
-//! Addresses that people guess: the repositories of an owner, and help where nothing is.
+//! Lists of repositories: those of an owner, those that are searched for, and help where nothing is.
+
+use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -7,13 +9,19 @@ use nostr::key::PublicKey;
 use nostr::nips::nip19::FromBech32 as _;
 use percent_encoding::percent_decode_str;
 
-use super::{Caching, Page, Show, Site};
+use super::answer::busy;
+use super::{Page, PageError, Show, Site, Visitor, Work};
+use crate::web::encoded::{Caching, has_tag, not_modified};
 use crate::web::figures::RepoRow;
-use crate::web::{RepositoryList, repository_rows, shown};
+use crate::web::frame::Frame;
+use crate::web::{self, RepositoryList, Search, repository_rows, shown};
+
+/// Seconds after which the ages in a list are written anew.
+pub(crate) const AGES_CHANGE_AFTER: u64 = 60;
 
 impl Site {
     /// Answers for a path below the mount where no repository is: with the owner's repositories, or 404 with help.
-    pub(super) async fn not_found(&self, path: &str) -> Response {
+    pub(super) async fn not_found(&self, path: &str, visitor: &Visitor) -> Response {
         if self.settings.show == Show::Off {
             return (StatusCode::NOT_FOUND, "not found\n").into_response();
         }
@@ -21,55 +29,131 @@ impl Site {
         let path = path.trim_start_matches('/');
         let (owner, name) = path.split_once('/').unwrap_or((path, ""));
         let name = Some(name).filter(|name| !name.is_empty());
-        let list = self.listing.rows().await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the event store failed to list repositories");
-            Default::default()
-        });
-        let owned = self.owned(owner).await;
-        let owned: Vec<&RepoRow> = owned.rows.iter().collect();
-        if name.is_none() && !owned.is_empty() {
-            return self.owner(owner, &owned);
+        match self.guess(owner, name, visitor).await {
+            Ok(response) => response,
+            Err(error) if name.is_none() && PublicKey::from_bech32(owner).is_ok() => {
+                tracing::debug!(%error, "the page of an owner was refused");
+                busy(&self.frame, None)
+            }
+            // That nothing is there can be said without help, too.
+            Err(error) => {
+                tracing::debug!(%error, "no help is shown for an address");
+                (StatusCode::NOT_FOUND, "not found\n").into_response()
+            }
         }
-        let named: Vec<&RepoRow> = list
-            .rows
-            .iter()
-            .filter(|row| is_similar(&row.identifier, first_segment(name.unwrap_or(owner))))
-            .collect();
+    }
+
+    async fn guess(
+        &self,
+        owner: &str,
+        name: Option<&str>,
+        visitor: &Visitor,
+    ) -> Result<Response, PageError> {
+        let work = self.begin(visitor).await?;
+        let began = self.host.clock.now().mono;
+        let owned = match PublicKey::from_bech32(owner) {
+            Ok(key) => self.listing.of_owner(key).await?,
+            Err(_) => RepositoryList::default(),
+        };
+        let list = self.listing.rows().await?;
+        work.charge(self.host.clock.now().mono - began);
+        if name.is_none() && !owned.rows.is_empty() {
+            return self.owner(owner, owned, &work, visitor).await;
+        }
+        let page = NoPage {
+            frame: self.frame.clone(),
+            owner: owner.to_owned(),
+            name: name.map(str::to_owned),
+            owned,
+            list,
+        };
+        let encoded = work.run(move || page.page().encode(None)).await?;
+        self.send_made(&encoded, &work, visitor).await
+    }
+
+    /// Returns the page of an owner.
+    async fn owner(
+        &self,
+        owner: &str,
+        owned: RepositoryList,
+        work: &Work,
+        visitor: &Visitor,
+    ) -> Result<Response, PageError> {
+        let now = self.host.clock.now().unix.as_secs();
+        let age = now / AGES_CHANGE_AFTER;
+        let tag = format!("{}-{}-{age}", self.stamp, owned.version);
+        if has_tag(&visitor.headers, &tag) {
+            return Ok(not_modified(&tag, Caching::Revalidate));
+        }
+        let content = html! {
+            h1 { "Repositories of " code { (owner) } }
+            (repository_rows(&owned, now))
+            p { a href=(format!("{}/{owner}", self.settings.web_client)) rel="noopener" { "This owner in a web client" } }
+        };
+        let page = Page::new(format!("Repositories of {owner}"), &self.frame, content);
+        let encoded = work.run(move || page.encode(Some(tag))).await?;
+        self.send_made(&encoded, work, visitor).await
+    }
+
+    /// Answers a search over the list of repositories.
+    pub(super) async fn search(&self, search: Search, visitor: &Visitor) -> Response {
+        match self.try_search(search, visitor).await {
+            Ok(response) => response,
+            Err(error) => {
+                tracing::debug!(%error, "a search was refused");
+                busy(&self.frame, None)
+            }
+        }
+    }
+
+    async fn try_search(&self, search: Search, visitor: &Visitor) -> Result<Response, PageError> {
+        let list = self.listing.rows().await?;
+        let now = self.host.clock.now().unix.as_secs();
+        let age = now / AGES_CHANGE_AFTER;
+        let tag = format!("{}-{}-{age}", self.stamp, list.version);
+        if has_tag(&visitor.headers, &tag) {
+            return Ok(not_modified(&tag, Caching::Revalidate));
+        }
+        let key = format!("search {}", search.text);
+        if let Some(page) = self.kept(&key, &tag) {
+            return self.send(&page, visitor).await;
+        }
+        let work = self.begin(visitor).await?;
+        let frame = self.frame.clone();
+        let config = self.config.clone();
+        let made = work.run(move || {
+            let page = web::landing(&frame, &config, &search.of_list(&list), Some(&search), now);
+            page.without_index().encode(Some(tag))
+        });
+        let encoded = made.await?;
+        self.cache().insert(key, encoded.clone());
+        self.send_made(&encoded, &work, visitor).await
+    }
+}
+
+/// What the page of an address follows from where nothing is.
+struct NoPage {
+    frame: Frame,
+    owner: String,
+    name: Option<String>,
+    owned: RepositoryList,
+    list: Arc<RepositoryList>,
+}
+
+impl NoPage {
+    fn page(&self) -> Page {
+        let meant = self.name.as_deref().unwrap_or(&self.owner);
+        let is_meant = |row: &&RepoRow| is_similar(&row.identifier, first_segment(meant));
+        let named: Vec<&RepoRow> = self.list.rows.iter().filter(is_meant).collect();
+        let owned: Vec<&RepoRow> = self.owned.rows.iter().collect();
         let content = html! {
             h1 { "Not found" }
-            p { (reason(owner, name, !owned.is_empty())) }
+            p { (reason(&self.owner, self.name.as_deref(), !owned.is_empty())) }
             (suggestions("Repositories of this owner", &owned))
             (suggestions("Repositories with such a name", &named))
             p { "The " a href=(self.frame.root()) { "list of repositories" } " has all that this server hosts." }
         };
-        Page::new("Not found", &self.frame, content)
-            .with_status(StatusCode::NOT_FOUND)
-            .into_response()
-    }
-
-    /// Returns the repositories of an owner; none if the text is no key.
-    async fn owned(&self, owner: &str) -> RepositoryList {
-        let Ok(key) = PublicKey::from_bech32(owner) else {
-            return RepositoryList::default();
-        };
-        let owned = self.listing.of_owner(key).await;
-        owned.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the event store failed to list the repositories of an owner");
-            RepositoryList::default()
-        })
-    }
-
-    /// Returns the page of an owner.
-    fn owner(&self, owner: &str, rows: &[&RepoRow]) -> Response {
-        let now = self.host.clock.now().unix.as_secs();
-        let content = html! {
-            h1 { "Repositories of " code { (owner) } }
-            (repository_rows(rows, now))
-            p { a href=(format!("{}/{owner}", self.settings.web_client)) rel="noopener" { "This owner in a web client" } }
-        };
-        Page::new(format!("Repositories of {owner}"), &self.frame, content)
-            .cached(Caching::Revalidate)
-            .into_response()
+        Page::new("Not found", &self.frame, content).with_status(StatusCode::NOT_FOUND)
     }
 }
 

@@ -249,7 +249,7 @@ async fn list_once(context: &Context<'_>, work: Option<&Work>) -> Result<Arc<Rea
     let generation = context.view.generation;
     let work = match work {
         Some(work) => work.clone(),
-        None => site.begin(request).await?,
+        None => site.begin(&request.visitor).await?,
     };
     if let Some(reach) = site.reaches.get(&request.repo, generation) {
         return Ok(reach);
