@@ -77,6 +77,25 @@ impl Frame {
     }
 }
 
+/// A link to a feed.
+#[derive(Clone, Debug)]
+pub(crate) struct FeedLink {
+    pub(crate) title: &'static str,
+    pub(crate) path: String,
+}
+
+impl FeedLink {
+    /// Returns links to feeds as people see them.
+    pub(crate) fn line(feeds: &[Self]) -> Markup {
+        html! {
+            p class="small" {
+                "Atom feeds:"
+                @for feed in feeds { " " a href=(feed.path) { (feed.title) } }
+            }
+        }
+    }
+}
+
 /// A page: its content, and what its headers follow from.
 #[derive(Clone, Debug)]
 pub struct Page {
@@ -86,6 +105,9 @@ pub struct Page {
     status: StatusCode,
     caching: Caching,
     is_indexed: bool,
+    /// The one of its addresses that search engines should list.
+    canonical: Option<String>,
+    feeds: Vec<FeedLink>,
     script: Option<&'static str>,
 }
 
@@ -99,6 +121,8 @@ impl Page {
             status: StatusCode::OK,
             caching: Caching::default(),
             is_indexed: true,
+            canonical: None,
+            feeds: Vec::new(),
             script: None,
         }
     }
@@ -121,6 +145,20 @@ impl Page {
     #[must_use]
     pub fn without_index(mut self) -> Self {
         self.is_indexed = false;
+        self
+    }
+
+    /// Names the address that search engines should list the page at, as a URL.
+    #[must_use]
+    pub(crate) fn at(mut self, url: String) -> Self {
+        self.canonical = Some(url);
+        self
+    }
+
+    /// Names the feeds of what the page shows.
+    #[must_use]
+    pub(crate) fn with_feeds(mut self, feeds: Vec<FeedLink>) -> Self {
+        self.feeds = feeds;
         self
     }
 
@@ -149,6 +187,10 @@ impl Page {
                     meta name="viewport" content="width=device-width, initial-scale=1";
                     @if !self.is_indexed { meta name="robots" content="noindex, nofollow"; }
                     title { (self.title) }
+                    @if let Some(url) = &self.canonical { link rel="canonical" href=(url); }
+                    @for feed in &self.feeds {
+                        link rel="alternate" type="application/atom+xml" title=(feed.title) href=(feed.path);
+                    }
                     link rel="stylesheet" href=(format!("{root}-/{style_name}"));
                     link rel="icon" type=(icon.content_type) href=(format!("{root}-/{icon_name}"));
                 }

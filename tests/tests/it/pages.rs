@@ -372,6 +372,13 @@ async fn addresses_that_people_guess_lead_on() {
     let short = site.base.strip_suffix(".git").unwrap_or_default();
     let tree = site.instance.get(&format!("{short}/tree/main"), &[]).await;
     assert_eq!(tree.status, 200);
+    // Two addresses, of which both pages name one.
+    for address in [short, &site.base] {
+        let page = site.instance.get(address, &[]).await;
+        let url = site.instance.clone_url(&site.alice.repo("my repo"));
+        let canonical = format!("<link rel=\"canonical\" href=\"{url}\">");
+        assert!(page.body.contains(&canonical), "{address}: {}", page.body);
+    }
 }
 
 #[tokio::test]

@@ -173,7 +173,8 @@ async fn list(
             "to open one, use " a href={ (context.site.settings.web_client) } rel="noopener" { "a web client" } " or another nostr client"
         }
     };
-    let mut page = context.page(kind.title(), Tab::of(kind), content);
+    let page = context.page(kind.title(), Tab::of(kind), content);
+    let mut page = page.with_feeds(vec![context.feed(kind.title(), kind.path())]);
     if *query != ListQuery::default() {
         page = page.without_index();
     }

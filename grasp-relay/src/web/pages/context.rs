@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use nostr::filter::Filter;
 
 use super::{PageError, PageRequest, Site, ThreadKind, revision};
-use crate::web::frame::Page;
+use crate::web::frame::{FeedLink, Page};
 use crate::web::{npub, npub_start, shown};
 
 /// Everything that a page is made from: the request, and the refs at its time.
@@ -38,6 +38,21 @@ impl Context<'_> {
         let events = self.site.events(filter).await?;
         let first = events.first();
         Ok(first.and_then(|event| Announcement::parse(event).ok()))
+    }
+
+    /// Returns the address of the page. Repositories have addresses without `.git`, too.
+    fn canonical(&self) -> String {
+        let path = &self.request.path;
+        match path.is_empty() {
+            true => self.url(),
+            false => format!("{}/{path}", self.url()),
+        }
+    }
+
+    /// Returns the link to a feed.
+    pub(super) fn feed(&self, title: &'static str, name: &str) -> FeedLink {
+        let path = format!("{}/feed/{name}.atom", self.base());
+        FeedLink { title, path }
     }
 
     /// Returns the pages that each page links to, with their names and paths.
@@ -84,7 +99,7 @@ impl Context<'_> {
             "" => format!("{} by {owner}", shown(name)),
             title => format!("{title} · {}", shown(name)),
         };
-        Page::new(title, &self.site.frame, content)
+        Page::new(title, &self.site.frame, content).at(self.canonical())
     }
 }
 

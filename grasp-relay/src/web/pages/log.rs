@@ -5,6 +5,7 @@ use maud::{Markup, html};
 
 use super::revision::{Revision, encode};
 use super::{Context, Page, PageError, Tab, Work, content};
+use crate::web::frame::FeedLink;
 use crate::web::{date, shown};
 
 /// Commits on one page.
@@ -111,6 +112,13 @@ pub(super) async fn make(
     let LogEntries { commits, is_cut } = list(context, work, start, PER_PAGE + 1).await?;
     let base = context.base();
     let older = commits.get(PER_PAGE);
+    // The feed is that of the default branch.
+    let head = context.view.refs.head.as_str();
+    let is_head = head.strip_prefix("refs/heads/") == Some(&revision.name);
+    let feeds = match is_head {
+        true => vec![context.feed("commits", "commits")],
+        false => Vec::new(),
+    };
     let has_merges = commits.iter().any(|commit| commit.is_merge);
     let content = html! {
         h1 { "Commits of " bdi { (shown(&revision.name)) } }
@@ -125,12 +133,10 @@ pub(super) async fn make(
         } @else if is_cut {
             p { "There are more, which took too long to be listed; clone the repository to see them." }
         }
+        @if !feeds.is_empty() { (FeedLink::line(&feeds)) }
     };
-    let page = context.page(
-        &format!("Commits of {}", shown(&revision.name)),
-        Tab::Log,
-        content,
-    );
+    let title = format!("Commits of {}", shown(&revision.name));
+    let page = context.page(&title, Tab::Log, content).with_feeds(feeds);
     Ok(match from.is_none() && revision.is_named() {
         true => page,
         false => page.without_index(),

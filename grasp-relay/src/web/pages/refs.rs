@@ -5,6 +5,7 @@ use maud::{Markup, html};
 
 use super::revision::{self, encode};
 use super::{Context, Page, PageError, Tab, Work};
+use crate::web::frame::FeedLink;
 use crate::web::{date, shown};
 
 /// Branches and tags on one page.
@@ -87,14 +88,20 @@ pub(super) async fn make(
     let rows = list(context, work, &prefixes, skip.saturating_add(PER_PAGE + 1)).await?;
     let base = context.base();
     let page: Vec<_> = rows.iter().skip(skip).take(PER_PAGE).collect();
+    let feeds = vec![
+        context.feed("tags", "tags"),
+        context.feed("releases", "releases"),
+    ];
     let content = html! {
         h1 { "Branches and tags" }
         @if page.is_empty() { p { "None." } } @else { (table(context, &base, &page)) }
         @if rows.len() > skip.saturating_add(PER_PAGE) {
             p { a href=(format!("{base}/refs?skip={}", skip + PER_PAGE)) { "Older ones" } }
         }
+        (FeedLink::line(&feeds))
     };
     let page = context.page("Branches and tags", Tab::Refs, content);
+    let page = page.with_feeds(feeds);
     Ok(match skip {
         0 => page,
         _ => page.without_index(),

@@ -130,7 +130,11 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
             }
         }
     };
-    Ok(context.page("", Tab::Code, content))
+    let feeds = vec![
+        context.feed("commits", "commits"),
+        context.feed("releases", "releases"),
+    ];
+    Ok(context.page("", Tab::Code, content).with_feeds(feeds))
 }
 
 /// What the page shows of the newest commit of the default branch.
