@@ -101,5 +101,14 @@ async fn releases_are_those_of_maintainers_or_else_the_tags() {
     server.ingest(vec![own.clone()]).await;
     assert!(server.serves(&own).await);
     assert_eq!(releases().await, ["1.0"]);
+    let app = alice.sign(32_267, "", &[&["d", "app"], &["a", &address]]);
+    let of_app = format!("32267:{}:app", alice.key());
+    let tags: [&[&str]; 3] = [&["d", "app@2.0"], &["version", "2.0"], &["a", &of_app]];
+    let release = alice.later(5).sign(30_063, "notes", &tags);
+    for event in [app, release] {
+        server.ingest(vec![event.clone()]).await;
+        assert!(server.serves(&event).await, "{event:?}");
+    }
+    assert_eq!(releases().await, ["2.0", "1.0"]);
     server.stop().await;
 }

@@ -182,11 +182,22 @@ impl Context<'_> {
         if maintainers.is_empty() {
             return Ok(Vec::new());
         }
-        let names = reader.scope().coordinates().iter().map(ToString::to_string);
+        let repos = reader.scope().coordinates().iter();
+        let repos: Vec<String> = repos.map(ToString::to_string).collect();
+        let tag = SingleLetterTag::LOWERCASE_A;
+        // A release names its application, which names the repository.
+        let software = Filter::new()
+            .kind(kinds::SOFTWARE)
+            .authors(maintainers.clone())
+            .custom_tags(tag, repos.clone());
+        let software = self.site.events(software.limit(MAX_ENTRIES)).await?;
+        let applications = software.iter().filter_map(Event::coordinate);
+        let mut names = repos;
+        names.extend(applications.map(|it| it.to_string()));
         let filter = Filter::new()
             .kind(kinds::SOFTWARE_RELEASE)
             .authors(maintainers)
-            .custom_tags(SingleLetterTag::LOWERCASE_A, names)
+            .custom_tags(tag, names)
             .limit(MAX_ENTRIES);
         Ok(self.site.events(filter).await?)
     }
