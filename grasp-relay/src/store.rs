@@ -346,6 +346,12 @@ pub trait EventStore: Send + Sync + 'static {
         Box::pin(async move { Ok(self.refusals(vec![event], now).await?.pop().flatten()) })
     }
 
+    /// Returns a number that is another one after every change, before the caller of the change gets its result; `None` if
+    /// other processes change the store, too. Events expire without a change.
+    fn commits(&self) -> Option<u64> {
+        None
+    }
+
     /// Streams the served events that match any of the filters: newest first, ties by lowest id, each once, in
     /// chunks.
     ///

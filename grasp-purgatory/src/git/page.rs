@@ -66,6 +66,13 @@ impl Git {
         })))
     }
 
+    /// Charges a client for work for a page that was done without a slot.
+    pub fn charge_page(&self, claimant: Claimant, used: Duration) {
+        if let Some(account) = self.pools.page_cpu.account(claimant) {
+            account.charge_time(used);
+        }
+    }
+
     /// Returns whether pages have used half of the CPU time that they may use.
     pub fn are_pages_under_load(&self) -> bool {
         self.pools.page_cpu.is_half_used()

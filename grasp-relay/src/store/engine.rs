@@ -219,6 +219,11 @@ pub(crate) trait StoreEngine: DatabaseEngine {
         now: Timestamp,
     ) -> impl Future<Output = Result<Vec<Verdict>, StoreError>> + Send;
 
+    /// Returns the number of transactions so far, if no other process changes the database.
+    fn commits(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns the keys of the indexes, unless the store is closed.
     fn keys(&self) -> Result<Arc<Keys>, StoreError>;
 
@@ -335,6 +340,10 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
             };
             Ok(events.into_iter().zip(verdicts).map(refusal).collect())
         })
+    }
+
+    fn commits(&self) -> Option<u64> {
+        self.0.commits()
     }
 
     fn query(&self, filters: Vec<Filter>, now: Timestamp) -> EventChunks {

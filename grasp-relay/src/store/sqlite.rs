@@ -200,6 +200,10 @@ impl StoreEngine for SqliteEngine {
         .await
     }
 
+    fn commits(&self) -> Option<u64> {
+        Some(self.writer.commits())
+    }
+
     fn keys(&self) -> Result<Arc<Keys>, StoreError> {
         self.check_open()?;
         Ok(Arc::clone(&self.keys))

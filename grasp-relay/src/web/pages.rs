@@ -32,6 +32,7 @@ mod revision;
 mod route;
 mod thread_page;
 mod tree;
+mod version;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,7 +45,6 @@ use bitcoin_hashes::sha256;
 use futures_util::future::BoxFuture;
 use grasp_core::RepoId;
 use grasp_core::resources::{Bounds, Claimant};
-use grasp_purgatory::database::View;
 use grasp_purgatory::git::{GitError, PageWork, RepoStore};
 use grasp_purgatory::resources::SharedPool;
 use nostr::event::Event;
@@ -61,6 +61,8 @@ pub(crate) use self::owner::AGES_CHANGE_AFTER;
 use self::revision::ReachCache;
 pub(crate) use self::revision::encode;
 use self::route::Route;
+use self::version::RecentTags;
+pub(crate) use self::version::Version;
 use super::branding::Branding;
 use super::encoded::{self, Caching, EncodedPage};
 use super::figures::RelayRow;
@@ -161,6 +163,9 @@ pub(crate) struct Site {
     languages: LanguageCache,
     cache: Mutex<PageCache>,
     confirmation: Confirmation,
+    /// Versions that were read lately, and turns to read them.
+    recent: RecentTags,
+    turns: SharedPool,
     sending: SharedPool,
     surroundings: Surroundings,
 }
@@ -211,26 +216,6 @@ pub(crate) struct Visitor {
     pub(crate) headers: HeaderMap,
 }
 
-/// What decides whether a page that a client or the cache has is the current one.
-pub(crate) struct Version {
-    /// Changes whenever the page may.
-    pub(crate) tag: String,
-    pub(crate) caching: Caching,
-    /// Expensive to make, and there are very many such pages: asked for under load, it has to be confirmed.
-    pub(crate) is_costly: bool,
-}
-
-impl Version {
-    /// Returns the version of a page that follows from the refs of a repository.
-    pub(crate) fn of_view(view: &View) -> Self {
-        Self {
-            tag: format!("g{}", view.generation.0),
-            caching: Caching::Revalidate,
-            is_costly: false,
-        }
-    }
-}
-
 /// Why there is no page.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PageError {
@@ -265,6 +250,8 @@ impl Pages {
             languages: LanguageCache::new(),
             cache: Mutex::new(PageCache::new(CACHE_BYTES)),
             confirmation: Confirmation::new(config),
+            recent: RecentTags::new(),
+            turns: version::turns(),
             surroundings,
             sending: SharedPool::new(Bounds {
                 reserve: 0,
@@ -327,7 +314,7 @@ impl Site {
             view: view.await?,
         };
         let subject = route.find(&context).await?;
-        let version = route.version(&context, &subject).await?;
+        let (version, took) = self.version(&route, &context, &subject).await?;
         let tag = format!("{}-{}", self.stamp, version.tag);
         if encoded::has_tag(&request.visitor.headers, &tag) {
             return Ok(encoded::not_modified(&tag, version.caching));
@@ -340,6 +327,9 @@ impl Site {
         if version.is_costly && !self.is_confirmed(request) {
             return Ok(self.ask_to_confirm(request));
         }
+        // Free is what a client or the cache has: all else pays for the reading of its version, too.
+        let git = self.host.repos.git();
+        git.charge_page(request.visitor.claimant, took);
         let work = self.begin(&request.visitor).await?;
         let made = match route.make(&context, &subject, &work).await {
             // It is as expensive the next time, so this is kept, too.

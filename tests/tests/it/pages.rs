@@ -1,7 +1,9 @@
 //! Pages of the content of repositories: what they show, and what they never show.
 
 use grasp_relay::web::{Confirm, Show};
-use grasp_tests::{Author, HttpResponse, Instance, Workdir, eventually_async, post, write_program};
+use grasp_tests::{
+    AdjustableClock, Author, HttpResponse, Instance, Workdir, eventually_async, post, write_program,
+};
 
 const MAIN: &str = "refs/heads/main";
 
@@ -22,7 +24,10 @@ impl Site {
     }
 
     async fn with(choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
-        let instance = Instance::with(choose).await;
+        Self::on(Instance::with(choose).await).await
+    }
+
+    async fn on(instance: Instance) -> Self {
         let alice = Author::new();
         let work = instance.host(&alice, "my repo").await;
         let write = |name: &str, text: &[u8]| {
@@ -329,6 +334,50 @@ async fn pages_take_the_time_for_pages_and_git_goes_on() {
     }
     let url = site.instance.clone_url(&site.alice.repo("my repo"));
     Workdir::empty().git(&["ls-remote", &url]).await.expect_ok();
+}
+
+#[tokio::test]
+async fn a_client_with_the_current_page_is_told_so_while_pages_have_no_time() {
+    let clock = AdjustableClock::default();
+    // Pages with names are made anew every ten minutes, so that none of them ends now.
+    let now = clock.settings().clock.now().unix.as_secs();
+    clock.advance(600 - now % 600);
+    let site = Site::on(Instance::with_settings(clock.settings()).await).await;
+    let address = site.alice.repo("my repo").to_string();
+    let about: &[&str] = &["a", &address];
+    let issue = site.alice.later(2).sign(1621, "text", &[about]);
+    site.instance.ingest(vec![issue.clone()]).await;
+    let thread = format!("/issues/{}", issue.id.to_hex());
+    let mut tags = Vec::new();
+    let pages = ["", "/tree/main", "/issues", "/feed/issues.atom", &thread];
+    for path in pages {
+        tags.push(site.get(path).await.header("etag").to_owned());
+    }
+    let none = std::time::Duration::from_micros(1);
+    let restarted = site
+        .instance
+        .restart_with(|settings| settings.processes.page_cpu = none);
+    let instance = restarted.await;
+    for (path, tag) in pages.iter().zip(&tags) {
+        let path = format!("{}{path}", site.base);
+        let given = [("If-None-Match", tag.as_str())];
+        for _ in 0..3 {
+            assert_eq!(instance.get(&path, &given).await.status, 304, "{path}");
+        }
+        assert_eq!(instance.get(&path, &[]).await.status, 503, "{path}");
+    }
+    let comment = site
+        .alice
+        .later(3)
+        .issue(&site.alice.repo("my repo"), "another");
+    instance.ingest(vec![comment]).await;
+    let path = format!("{}/issues", site.base);
+    let given = [("If-None-Match", tags[2].as_str())];
+    assert_eq!(
+        instance.get(&path, &given).await.status,
+        503,
+        "it has changed"
+    );
 }
 
 #[tokio::test]

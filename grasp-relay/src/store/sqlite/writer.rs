@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -23,6 +24,7 @@ use crate::store::{StoreError, StoreRules, failure};
 /// A handle to the writer thread.
 pub(super) struct SqliteWriter {
     queue: mpsc::Sender<Command>,
+    commits: Arc<AtomicU64>,
 }
 
 type Task = Box<dyn WriteTask<SqliteEngine>>;
@@ -36,8 +38,10 @@ impl SqliteWriter {
         rules: Arc<StoreRules>,
     ) -> std::io::Result<Self> {
         let (queue, commands) = mpsc::channel(QUEUE_CAPACITY);
+        let commits = Arc::<AtomicU64>::default();
         let thread = WriterThread {
             conn,
+            commits: Arc::clone(&commits),
             wal,
             keys,
             rules,
@@ -46,7 +50,12 @@ impl SqliteWriter {
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.work(commands))?;
-        Ok(Self { queue })
+        Ok(Self { queue, commits })
+    }
+
+    /// Returns the number of transactions so far. One counts before its callers get their results.
+    pub(super) fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Acquire)
     }
 
     /// Performs work in the next transaction and returns its result once that is durable.
@@ -80,6 +89,7 @@ impl SqliteWriter {
 /// The state of the writer thread.
 struct WriterThread {
     conn: Connection,
+    commits: Arc<AtomicU64>,
     wal: Wal,
     keys: Keys,
     rules: Arc<StoreRules>,
@@ -126,6 +136,7 @@ impl WriterThread {
             callers: group.len() + self.heavy.len() + commands.len(),
             took: start.elapsed(),
         };
+        self.commits.fetch_add(1, Ordering::AcqRel);
         for task in group {
             task.resolve(&ended);
         }

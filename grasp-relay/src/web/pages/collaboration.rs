@@ -6,9 +6,8 @@ use maud::html;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 
-use super::{
-    Caching, Context, Made, PageError, Site, Tab, Version, Work, feeds, kinds, thread_page,
-};
+use super::route::Reads;
+use super::{Context, Made, PageError, Site, Tab, Version, Work, feeds, kinds, thread_page};
 use crate::web::servers::{self, ServerRows};
 use crate::web::threads::{self, ListQuery, ThreadKind, ThreadReader, nevent, parse_event};
 
@@ -65,19 +64,23 @@ impl Collaboration {
         }
     }
 
-    /// Returns what decides whether the page is the current one. Reading that from the store is work, too, so it takes a slot
-    /// and is charged.
+    /// Returns what the version of the page is read from.
+    pub(super) fn reads(&self) -> Reads {
+        match self {
+            // A list has the same version whichever part of it is shown.
+            Self::List(kind, _) | Self::Feed(FeedKind::Threads(kind)) => {
+                Reads::Events(format!("list {kind:?}"))
+            }
+            Self::Thread(kind, id) => Reads::Events(format!("thread {kind:?} {id}")),
+            Self::Feed(FeedKind::Releases) => Reads::Events("releases".into()),
+            Self::Feed(FeedKind::Commits | FeedKind::Tags) => Reads::Refs,
+            Self::Servers | Self::ServersJson | Self::Badge => Reads::More,
+        }
+    }
+
+    /// Returns what decides whether the page is the current one.
     pub(super) async fn version(&self, context: &Context<'_>) -> Result<Version, PageError> {
-        let host = &context.site.host;
-        let work = context.site.begin(&context.request.visitor).await?;
-        let began = host.clock.now().mono;
-        let tag = self.tag(context).await;
-        work.charge(host.clock.now().mono - began);
-        Ok(Version {
-            tag: tag?,
-            caching: Caching::Revalidate,
-            is_costly: false,
-        })
+        Ok(Version::revalidated(self.tag(context).await?))
     }
 
     /// Returns a text that changes whenever the page may.

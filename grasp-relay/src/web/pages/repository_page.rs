@@ -11,7 +11,7 @@ use nostr::key::PublicKey;
 
 use super::revision::{Belongs, Revision, encode};
 use super::tree::{self, Entry};
-use super::{Caching, Context, Page, PageError, Show, Tab, Version, Work, about, content, log};
+use super::{Context, Page, PageError, Show, Tab, Version, Work, about, content, log};
 use crate::web::names::Names;
 use crate::web::threads::{Counts, ThreadKind};
 use crate::web::{self, RepositoryPage, npub_start, other_servers, shown};
@@ -62,19 +62,16 @@ pub(super) async fn version(context: &Context<'_>) -> Result<Version, PageError>
         engine.input(reader.version(kind).await?.as_bytes());
     }
     let hash = engine.finalize().to_string();
-    Ok(Version {
-        tag: format!(
-            "g{}-{}",
-            context.view.generation.0,
-            hash.get(..24).unwrap_or_default()
-        ),
-        caching: Caching::Revalidate,
-        is_costly: false,
-    })
+    let tag = hash.get(..24).unwrap_or_default();
+    let generation = context.view.generation.0;
+    Ok(Version::revalidated(format!("g{generation}-{tag}")))
 }
 
 pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, PageError> {
+    let clock = &context.site.host.clock;
+    let began = clock.now().mono;
     let facts = Facts::read(context).await?;
+    work.charge(clock.now().mono - began);
     let announcement = facts.announcement.clone();
     let refs = &context.view.refs;
     let head = Some(&refs.head).filter(|head| refs.refs.contains_key(head));

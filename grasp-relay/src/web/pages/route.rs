@@ -45,7 +45,26 @@ pub(super) enum Subject {
     Revision(Revision, Vec<String>),
 }
 
+/// What the version of a page is read from.
+pub(super) enum Reads {
+    /// The refs of the repository alone.
+    Refs,
+    /// Served events, too. Pages with the same name have the same version.
+    Events(String),
+    /// More than that.
+    More,
+}
+
 impl Route {
+    /// Returns what the version of the page is read from.
+    pub(super) fn reads(&self) -> Reads {
+        match self {
+            Self::Repository => Reads::Events("overview".into()),
+            Self::Collaboration(page) => page.reads(),
+            _ => Reads::Refs,
+        }
+    }
+
     /// Returns the page that a path below a repository names; `None` if it names none.
     pub(super) fn parse(path: &str, query: &str, show: Show) -> Option<Self> {
         let (page, rest) = path.split_once('/').unwrap_or((path, ""));
