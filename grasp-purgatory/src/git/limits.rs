@@ -328,6 +328,7 @@ fn used(stat: &str) -> Duration {
 mod tests {
     use std::process::Stdio;
 
+    use grasp_core::resources::ClientNetwork;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
@@ -339,6 +340,22 @@ mod tests {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         command
+    }
+
+    #[test]
+    fn half_of_the_time_is_used_once_all_networks_have_used_it() {
+        let at = |address: &str| Claimant::at(ClientNetwork::of(address.parse().unwrap()));
+        let meter = CpuMeter::without_reserve(Duration::from_secs(100));
+        let charge = |address, seconds| {
+            let account = meter.account(at(address)).unwrap();
+            account.charge_time(Duration::from_secs(seconds));
+        };
+        charge("192.0.2.1", 25);
+        charge("198.51.100.1", 24);
+        assert!(!meter.is_half_used());
+        // A little more than half, because time that was used comes back.
+        charge("203.0.113.1", 2);
+        assert!(meter.is_half_used());
     }
 
     #[tokio::test]

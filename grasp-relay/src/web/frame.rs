@@ -335,6 +335,20 @@ mod tests {
     }
 
     #[test]
+    fn crawlers_are_told_which_pages_to_leave_alone_below_the_mount() {
+        let rules = robots("/git/");
+        for path in [
+            "/git/*/*/commit/",
+            "/git/*/*/log/",
+            "/git/*/*/raw/",
+            "/git/-/confirm",
+        ] {
+            assert!(rules.contains(&format!("\nDisallow: {path}\n")), "{rules}");
+        }
+        assert!(!rules.contains("Disallow: /git/\n") && !rules.contains("tree"));
+    }
+
+    #[test]
     fn a_page_may_load_from_this_server_only_and_run_nothing() {
         let response = page().into_response();
         let policy = header(&response, "content-security-policy");

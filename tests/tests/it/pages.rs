@@ -275,6 +275,11 @@ async fn lists_of_repositories_are_compressed_and_sent_again_only_if_they_have_c
 async fn costly_pages_are_confirmed_by_a_button() {
     let site = Site::with(|settings| settings.pages.confirm = Confirm::Always).await;
     let path = format!("{}/commit/{}", site.base, site.tip);
+    for page in ["file", "raw", "tree", "log"] {
+        let file = if page == "log" { "" } else { "/README.md" };
+        let page = format!("/{page}/{}{file}", site.tip);
+        assert_eq!(site.get(&page).await.status, 429, "{page}");
+    }
     let asked = site.instance.get(&path, &[]).await;
     assert_eq!(asked.status, 429);
     assert!(
@@ -296,6 +301,39 @@ async fn costly_pages_are_confirmed_by_a_button() {
         .unwrap_or_default();
     let shown = site.instance.get(&path, &[("Cookie", cookie)]).await;
     assert_eq!(shown.status, 200);
+}
+
+#[tokio::test]
+async fn costly_pages_are_confirmed_while_half_of_the_time_is_used() {
+    let site = Site::with(|settings| {
+        settings.processes.page_cpu = std::time::Duration::from_secs(1);
+        settings.trusted_proxies = vec!["127.0.0.1".parse().unwrap()];
+    })
+    .await;
+    // Each from a network of its own, of which none has used its share.
+    let get = async |path: &str, n: usize| {
+        let from = format!("{}.{}.9.9", 20 + n / 200, n % 200);
+        let path = format!("{}{path}", site.base);
+        let headers = [("X-Forwarded-For", from.as_str())];
+        site.instance.get(&path, &headers).await.status
+    };
+    let first = site.work.git(&["rev-parse", "HEAD~1"]).await.expect_ok();
+    let patch = |commit: &str| format!("/commit/{commit}.patch");
+    assert_eq!(get(&patch(&first), 0).await, 200);
+    let last = patch(&site.tip);
+    for n in 1..5_000 {
+        let status = get(&format!("/file/main/none{n}"), n).await;
+        assert!([404, 503].contains(&status), "{status}");
+        match get(&format!("/tree/{}/none", site.tip), n).await {
+            404 => {}
+            status => {
+                assert_eq!(status, 429);
+                assert_eq!(get(&last, n).await, 429);
+                return;
+            }
+        }
+    }
+    panic!("nobody was asked to confirm");
 }
 
 #[tokio::test]

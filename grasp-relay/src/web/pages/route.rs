@@ -147,8 +147,8 @@ impl Route {
         let is_costly = match self {
             // Every page of a log but the first is one of very many.
             Self::Log { from, .. } => version.is_costly || from.is_some(),
-            Self::Commit { .. } | Self::Patch { .. } | Self::Tree { .. } => version.is_costly,
-            _ => false,
+            // So is every page by the id of a commit.
+            _ => version.is_costly,
         };
         Ok(Version {
             is_costly,
