@@ -7,7 +7,9 @@ mod patch;
 mod read;
 mod show;
 
+use grasp_core::{RepoId, kinds};
 use nostr::event::EventId;
+use nostr::nips::nip01::Coordinate;
 use nostr::nips::nip19::{FromBech32 as _, Nip19, Nip19Event, ToBech32 as _};
 
 pub(crate) use self::patch::MailPatch;
@@ -40,6 +42,22 @@ impl ThreadKind {
     }
 }
 
+/// Returns the repository that a text such as `naddr1…` names by its announcement or state.
+pub(crate) fn parse_repository(text: &str) -> Option<RepoId> {
+    let text = text.strip_prefix("nostr:").unwrap_or(text);
+    let Nip19::Coordinate(named) = Nip19::from_bech32(text).ok()? else {
+        return None;
+    };
+    repository_at(&named.coordinate)
+}
+
+/// Returns the repository that is announced, or whose state is, at a coordinate.
+pub(crate) fn repository_at(coordinate: &Coordinate) -> Option<RepoId> {
+    let is_repository = [kinds::ANNOUNCEMENT, kinds::STATE].contains(&coordinate.kind);
+    let identifier = is_repository.then(|| coordinate.identifier.parse().ok())??;
+    Some(RepoId::new(coordinate.public_key, identifier))
+}
+
 /// Returns the event that a text such as `nevent1…`, `note1…` or 64 hex digits names.
 pub(crate) fn parse_event(text: &str) -> Option<EventId> {
     let text = text.strip_prefix("nostr:").unwrap_or(text);
@@ -62,6 +80,26 @@ pub(crate) fn nevent(id: &EventId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn repositories_are_named_by_announcement_and_state() {
+        let owner = nostr::key::PublicKey::from_byte_array([7; 32]);
+        let name = |kind| {
+            let coordinate = Coordinate::new(kind, owner).identifier("my repo");
+            coordinate.to_bech32().unwrap()
+        };
+        let repo = RepoId::new(owner, "my repo".parse().unwrap());
+        for kind in [kinds::ANNOUNCEMENT, kinds::STATE] {
+            assert_eq!(parse_repository(&name(kind)), Some(repo.clone()));
+            assert_eq!(
+                parse_repository(&format!("nostr:{}", name(kind))),
+                Some(repo.clone())
+            );
+        }
+        for text in [&name(kinds::SOFTWARE), "naddr1x", ""] {
+            assert_eq!(parse_repository(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn events_are_named_in_all_forms() {

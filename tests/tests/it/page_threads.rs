@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use grasp_core::RepoId;
 use grasp_core::service::npub;
+use grasp_core::{RepoId, kinds};
+use grasp_relay::store::events;
 use grasp_tests::{Author, Instance, Workdir, eventually_async};
 use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
+use nostr::nips::nip01::Coordinate;
+use nostr::nips::nip19::ToBech32 as _;
 
 /// A server with a repository of Alice.
 struct Hosted {
@@ -236,6 +240,30 @@ async fn address_of_an_event_leads_to_its_page_or_to_a_client() {
         elsewhere.starts_with("https://gitworkshop.dev/nevent1"),
         "{elsewhere}"
     );
+    let path = hosted.server.path(&hosted.repo);
+    let repository = |author: &Author, name: &str, kind| {
+        let coordinate = Coordinate::new(kind, author.key()).identifier(name);
+        coordinate.to_bech32().unwrap()
+    };
+    for kind in [kinds::ANNOUNCEMENT, kinds::STATE] {
+        let (status, place) = lead(&repository(&hosted.alice, "x", kind)).await;
+        assert_eq!((status, &place), (302, &path));
+        let filter = Filter::new().kind(kind).author(hosted.alice.key());
+        let parts = hosted.server.server().parts();
+        let events = events(&*parts.store, filter, parts.clock.now().unix).await;
+        let id = events.unwrap()[0].id.to_hex();
+        assert_eq!(lead(&id).await.1, path);
+    }
+    // Held: announced, and never pushed to.
+    let held = bob.announce("held", &hosted.server.service());
+    hosted.server.ingest(vec![held.clone()]).await;
+    for name in [
+        repository(&bob, "held", kinds::ANNOUNCEMENT),
+        held.id.to_hex(),
+    ] {
+        let (_, place) = lead(&name).await;
+        assert!(place.starts_with("https://gitworkshop.dev/n"), "{place}");
+    }
     for name in ["x", "nsec1abc", "a%0d%0ab1", "..%2f1"] {
         assert_eq!(lead(name).await.0, 404, "{name}");
     }
@@ -353,6 +381,9 @@ async fn servers_are_in_step_until_one_stops_or_moves_a_ref() {
         1,
         "{rows}"
     );
+    let overview = a.get(&a.path(&repo), &[]).await.body;
+    let badge = format!("src=\"{}/badge.svg\"", a.path(&repo));
+    assert!(overview.contains(&badge), "{overview}");
     let page = a.get(&format!("{}/servers", a.path(&repo)), &[]).await;
     assert!(page.body.contains("≠ 1 ref differs"), "{}", page.body);
     let status = a.get("/status", &[]).await.body;

@@ -1,15 +1,17 @@
 //! The pages of a repository that do not follow from its git data: threads, feeds, and the servers that are in step.
 
 use bitcoin_hashes::{HashEngine as _, sha256};
-use grasp_core::kinds;
+use grasp_core::{RepoId, kinds};
 use maud::html;
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 
 use super::route::Reads;
-use super::{Context, Made, PageError, Site, Tab, Version, Work, feeds, kinds, thread_page};
+use super::{Context, Made, PageError, Site, Tab, Version, Work, feeds, thread_page};
 use crate::web::servers::{self, ServerRows};
-use crate::web::threads::{self, ListQuery, ThreadKind, ThreadReader, nevent, parse_event};
+use crate::web::threads::{
+    self, ListQuery, ThreadKind, ThreadReader, nevent, parse_event, parse_repository, repository_at,
+};
 
 /// Seconds after which a page with names and ages of other events is made again.
 const REFRESH_SECONDS: u64 = 600;
@@ -221,6 +223,11 @@ impl Context<'_> {
 impl Site {
     /// Returns where the page of an event is: here, or in a web client.
     pub(super) async fn event_address(&self, name: &str) -> Result<String, PageError> {
+        if let Some(repo) = parse_repository(name) {
+            if let Some(path) = self.repository_path(&repo).await? {
+                return Ok(path);
+            }
+        }
         let Some(id) = parse_event(name) else {
             // Another name, such as `naddr1…`, is for the client to read.
             let is_name = name.len() <= 1_000 && name.bytes().all(|it| it.is_ascii_alphanumeric());
@@ -232,6 +239,12 @@ impl Site {
         };
         let found = self.events(Filter::new().id(id)).await?;
         if let Some(event) = found.first() {
+            let repo = event.coordinate().and_then(|it| repository_at(&it));
+            if let Some(repo) = repo {
+                if let Some(path) = self.repository_path(&repo).await? {
+                    return Ok(path);
+                }
+            }
             let root = match grasp_core::threads::root_named_by(event) {
                 Some(root) if root != event.id => self.events(Filter::new().id(root)).await?,
                 _ => Vec::new(),
@@ -248,6 +261,19 @@ impl Site {
             }
         }
         Ok(format!("{}/{}", self.settings.web_client, nevent(&id)))
+    }
+
+    /// Returns the path of the page of a repository, if it is hosted here and its announcement is served.
+    async fn repository_path(&self, repo: &RepoId) -> Result<Option<String>, PageError> {
+        let announced = Filter::new()
+            .kind(kinds::ANNOUNCEMENT)
+            .author(repo.owner)
+            .identifier(repo.identifier.as_str());
+        if self.events(announced.limit(1)).await?.is_empty() {
+            return Ok(None);
+        }
+        let hosted = self.host.repos.resolve(repo).await?;
+        Ok(hosted.map(|_| self.host.policy.service.repo_path(repo)))
     }
 
     /// Returns the path of the page of a thread, if its repository is hosted here.
