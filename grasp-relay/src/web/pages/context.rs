@@ -41,7 +41,7 @@ impl Context<'_> {
     }
 
     /// Returns the address of the page. Repositories have addresses without `.git`, too.
-    fn canonical(&self) -> String {
+    pub(super) fn canonical(&self) -> String {
         let path = &self.request.path;
         match path.is_empty() {
             true => self.url(),

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use bitcoin_hashes::{HashEngine as _, sha256};
-use grasp_core::Namespace;
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
+use grasp_core::{Namespace, RefName};
 use maud::{Markup, html};
 use nostr::key::PublicKey;
 
@@ -68,33 +68,16 @@ pub(super) async fn version(context: &Context<'_>) -> Result<Version, PageError>
 }
 
 pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, PageError> {
+    if context.site.settings.show == Show::Basic {
+        return basic(context).await;
+    }
     let clock = &context.site.host.clock;
     let began = clock.now().mono;
     let facts = Facts::read(context).await?;
     work.charge(clock.now().mono - began);
     let announcement = facts.announcement.clone();
     let refs = &context.view.refs;
-    let head = Some(&refs.head).filter(|head| refs.refs.contains_key(head));
-    if context.site.settings.show == Show::Basic {
-        let (branches, tags) = count(context);
-        let page_of = RepositoryPage {
-            repo: &context.request.address,
-            announcement: announcement.as_ref(),
-            head,
-            branches,
-            tags,
-        };
-        let site = context.site;
-        let client = &site.settings.web_client;
-        let page = web::repository(
-            &site.frame,
-            context.service(),
-            &page_of,
-            site.secure,
-            client,
-        );
-        return Ok(page);
-    }
+    let head = head(context);
     let default = head.and_then(|head| Some((head, refs.refs.get(head)?)));
     let revision = default.map(|(head, target)| Revision {
         name: head.as_str().trim_start_matches("refs/heads/").to_owned(),
@@ -117,6 +100,7 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
             p dir="auto" { (shown(description)) }
         }
         (clone_box(context))
+        @if let Some(announcement) = &announcement { (in_step(context, announcement)) }
         div class="cols" {
             div { (main_part(context, revision.as_ref(), code.as_ref())) }
             aside aria-label="About" {
@@ -132,6 +116,30 @@ pub(super) async fn make(context: &Context<'_>, work: &Work) -> Result<Page, Pag
         context.feed("releases", "releases"),
     ];
     Ok(context.page("", Tab::Code, content).with_feeds(feeds))
+}
+
+/// Returns the default branch, if it exists.
+fn head<'a>(context: &'a Context<'_>) -> Option<&'a RefName> {
+    let refs = &context.view.refs;
+    Some(&refs.head).filter(|head| refs.refs.contains_key(head))
+}
+
+/// Makes the short page.
+async fn basic(context: &Context<'_>) -> Result<Page, PageError> {
+    let announcement = context.announcement().await?;
+    let (branches, tags) = count(context);
+    let page_of = RepositoryPage {
+        repo: &context.request.address,
+        announcement: announcement.as_ref(),
+        head: head(context),
+        branches,
+        tags,
+    };
+    let site = context.site;
+    let client = &site.settings.web_client;
+    let service = context.service();
+    let page = web::repository(&site.frame, service, &page_of, site.secure, client);
+    Ok(page.at(context.canonical()))
 }
 
 /// What the page shows of the newest commit of the default branch.
@@ -253,6 +261,20 @@ fn main_part(context: &Context<'_>, revision: Option<&Revision>, code: Option<&C
 
 fn scheme(context: &Context<'_>) -> &'static str {
     if context.site.secure { "https" } else { "http" }
+}
+
+/// Returns whether the announced servers are in step. A picture tells, which changes while the page stays the same.
+fn in_step(context: &Context<'_>, announcement: &Announcement) -> Markup {
+    let base = context.base();
+    html! {
+        @if announcement.clone.len() > 1 {
+            p {
+                a href=(format!("{base}/servers")) {
+                    img class="badge" src=(format!("{base}/badge.svg")) height="20" alt="The servers that have this repository, and whether they are in step";
+                }
+            }
+        }
+    }
 }
 
 fn clone_box(context: &Context<'_>) -> Markup {
