@@ -84,7 +84,7 @@ pub use command::{GitCommand, Signer};
 pub use error::{BinaryError, GitError};
 pub use fetch::{Authorize, FetchLimits, Fetched, Fetcher};
 pub use packs::{PackCache, PackFigures, PackStorage, PackStorageError, PackStorageOptions};
-pub use page::{Object, ObjectKind, ObjectReader, PageWork};
+pub use page::{Object, ObjectKind, ObjectPieces, ObjectReader, PageWork};
 pub use process::{Finished, GitProcess};
 pub use refs::{RETIRED_REFS_RETENTION, RefTarget, Refs, Target};
 

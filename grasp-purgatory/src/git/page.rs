@@ -66,6 +66,11 @@ impl Git {
         })))
     }
 
+    /// Returns the number of pages that are made at the same time.
+    pub fn page_slots(&self) -> u64 {
+        self.pools.pages.bounds().total
+    }
+
     /// Charges a client for work for a page that was done without a slot.
     pub fn charge_page(&self, claimant: Claimant, used: Duration) {
         if let Some(account) = self.pools.page_cpu.account(claimant) {
@@ -275,6 +280,20 @@ impl ObjectReader {
         Ok(Some((object, content)))
     }
 
+    /// Starts to read a large object in pieces. Returns its first bytes with the rest.
+    pub async fn pieces(mut self, object: &Object) -> Result<(Vec<u8>, ObjectPieces), GitError> {
+        let id = object.oid.to_string();
+        if Object::parse(&self.ask("contents", &id).await?) != Some(*object) {
+            return Err(ended_early(None));
+        }
+        let mut pieces = ObjectPieces {
+            left: object.bytes,
+            reader: self,
+        };
+        let first = pieces.next().await?.unwrap_or_default();
+        Ok((first, pieces))
+    }
+
     /// Asks for an object, and returns the line of the answer. A name with a line feed names nothing.
     async fn ask(&mut self, what: &str, name: &str) -> Result<String, GitError> {
         if name.contains('\n') {
@@ -303,6 +322,34 @@ impl ObjectReader {
         drop(self.stdin);
         self.process.finish().await?;
         Ok(())
+    }
+}
+
+/// The rest of a large object.
+#[derive(Debug)]
+pub struct ObjectPieces {
+    reader: ObjectReader,
+    left: u64,
+}
+
+impl ObjectPieces {
+    /// Returns the next piece, of up to 16 KiB; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, GitError> {
+        const PIECE: u64 = 16 * 1024;
+        let length = usize::try_from(self.left.min(PIECE)).unwrap_or(0);
+        if length == 0 {
+            return Ok(None);
+        }
+        let mut piece = vec![0; length];
+        let read = in_time(CAT_FILE, self.reader.stdout.read_exact(&mut piece)).await;
+        read.map_err(|error| ended_early(Some(error)))?;
+        self.left -= length as u64;
+        Ok(Some(piece))
+    }
+
+    /// Ends the process, so that its CPU time is charged.
+    pub async fn finish(self) -> Result<(), GitError> {
+        self.reader.finish().await
     }
 }
 

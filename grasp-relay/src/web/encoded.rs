@@ -116,6 +116,15 @@ impl EncodedPage {
         }
     }
 
+    /// Adds the version of the page.
+    pub(crate) fn tagged(self, caching: Caching, tag: String) -> Self {
+        Self {
+            caching,
+            tag: Some(tag),
+            ..self
+        }
+    }
+
     /// Returns the bytes that the page takes in memory, beside its key.
     pub(crate) fn memory(&self) -> usize {
         self.body.memory() + self.policy.len() + self.tag.as_ref().map_or(0, String::len)

@@ -22,6 +22,7 @@ mod commit;
 mod confirm;
 mod content;
 mod context;
+mod download;
 mod feeds;
 mod file;
 mod log;
@@ -38,6 +39,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
+use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::get;
@@ -166,6 +168,7 @@ pub(crate) struct Site {
     /// Versions that were read lately, and turns to read them.
     recent: RecentTags,
     turns: SharedPool,
+    downloads: SharedPool,
     sending: SharedPool,
     surroundings: Surroundings,
 }
@@ -194,6 +197,12 @@ pub(crate) enum Made {
     },
     /// Content of a repository.
     File(EncodedPage),
+    /// A large file, which is not kept.
+    Download {
+        head: EncodedPage,
+        bytes: u64,
+        body: Body,
+    },
 }
 
 /// A request for a page of a repository.
@@ -240,6 +249,7 @@ impl Pages {
         Self(Arc::new(Site {
             stamp: stamp(&frame, config),
             frame,
+            downloads: download::turns(host.repos.git().page_slots()),
             host,
             listing,
             config: config.clone(),
@@ -337,6 +347,13 @@ impl Site {
                 Made::Page(self.too_large(request))
             }
             made => made?,
+        };
+        let made = match made {
+            Made::Download { head, bytes, body } => {
+                let head = head.tagged(version.caching, tag);
+                return Ok(answer::download(&head, bytes, body));
+            }
+            made => made,
         };
         let encoded = work.run(move || made.encode(version.caching, tag)).await?;
         drop(work);

@@ -2,8 +2,10 @@
 
 use grasp_relay::web::{Confirm, Show};
 use grasp_tests::{
-    AdjustableClock, Author, HttpResponse, Instance, Workdir, eventually_async, post, write_program,
+    AdjustableClock, Author, HttpResponse, Instance, Workdir, eventually_async, post, request_head,
+    write_program,
 };
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const MAIN: &str = "refs/heads/main";
 
@@ -142,6 +144,28 @@ async fn raw_content_does_nothing_in_a_browser() {
         );
         assert_eq!(answer.header("x-content-type-options"), "nosniff");
     }
+}
+
+#[tokio::test]
+async fn a_large_file_is_sent_whole() {
+    let site = Site::new().await;
+    let tip = site.work.commit_incompressible(20 * 1024 * 1024).await;
+    site.move_main(&tip, 2).await;
+    let address = site.instance.address().to_string();
+    let path = format!("{}/raw/main/noise", site.base);
+    let head = request_head(&address, "GET", &path, &[]);
+    let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let end = answer.windows(4).position(|it| it == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
+    assert!(head.contains("content-length: 20971520"), "{head}");
+    assert!(head.contains("content-disposition: attachment"), "{head}");
+    let file = std::fs::read(site.work.path().join("noise")).unwrap();
+    assert!(answer[end + 4..] == file, "it is the same byte for byte");
+    let none = site.work.git(&["rev-parse", "HEAD~1"]).await.expect_ok();
+    assert_eq!(site.get(&format!("/raw/{none}/noise")).await.status, 404);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use grasp_core::resources::Claimant;
@@ -146,14 +146,19 @@ impl Made {
                 let body = EncodedBody::new(text.into_bytes());
                 EncodedPage::file(content_type, false, body)
             }
-            Self::File(file) => file,
+            Self::File(file) | Self::Download { head: file, .. } => file,
         };
-        EncodedPage {
-            caching,
-            tag: Some(tag),
-            ..encoded
-        }
+        encoded.tagged(caching, tag)
     }
+}
+
+/// Answers with a body of this length after this head.
+pub(super) fn download(head: &EncodedPage, bytes: u64, body: Body) -> Response {
+    let mut response = head.response(&HeaderMap::new());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+    *response.body_mut() = body;
+    response
 }
 
 /// Seconds after which a client that was refused may ask again.

@@ -1,13 +1,14 @@
 //! Files: with numbered lines, as a document, or as a picture; and their bytes.
 
+use axum::body::Bytes;
 use axum::http::StatusCode;
 use grasp_purgatory::git::ObjectKind;
 use maud::{Markup, PreEscaped, html};
 
 use super::revision::{Revision, encode};
 use super::tree::object_name;
-use super::{Context, EncodedPage, Page, PageError, Tab, Work, content};
-use crate::web::encoded::{Caching, EncodedBody};
+use super::{Context, EncodedPage, Made, Page, PageError, Tab, Work, content, download};
+use crate::web::encoded::EncodedBody;
 use crate::web::render::{Job, MAX_TEXT};
 use crate::web::{format_bytes, shown};
 
@@ -15,7 +16,10 @@ use crate::web::{format_bytes, shown};
 const MAX_SHOWN: u64 = 1024 * 1024;
 
 /// The largest file whose bytes are sent. Larger ones can be cloned.
-const MAX_RAW: u64 = 8 * 1024 * 1024;
+const MAX_RAW: u64 = 64 * 1024 * 1024;
+
+/// The largest of them that is read whole, and kept.
+const MAX_WHOLE: u64 = 8 * 1024 * 1024;
 
 /// Lines of a file that are shown.
 const MAX_LINES: usize = 20_000;
@@ -126,38 +130,74 @@ pub(super) async fn raw(
     work: &Work,
     revision: &Revision,
     path: &[String],
-) -> Result<EncodedPage, PageError> {
+) -> Result<Made, PageError> {
     let request = context.request;
     let mut reader = request.repos.read_objects(&request.repo, work).await?;
     let object = reader.info(&object_name(revision, path)).await?;
     let object = object.filter(|object| object.kind == ObjectKind::Blob);
     let object = object.ok_or(PageError::NotFound)?;
-    let read = reader.content(&object.oid.to_string(), MAX_RAW).await?;
-    reader.finish().await?;
-    let Some((_, bytes)) = read else {
-        let content = html! {
-            h1 { "This file is too large" }
-            p { "It has " (format_bytes(object.bytes)) ". Clone the repository to get it:" }
-            pre { "git clone " (context.service().repo_url(&request.address, context.site.secure)) }
-        };
-        let page = context.page("This file is too large", Tab::Files, content);
-        let page = page.with_status(StatusCode::PAYLOAD_TOO_LARGE);
-        return Ok(page.cached(Caching::Revalidate).encode(None));
-    };
     let name = path.last().map(String::as_str).unwrap_or_default();
-    let picture = content::picture_type(name, &bytes);
-    let is_text = content::is_text(&bytes) && std::str::from_utf8(&bytes).is_ok();
-    let (content_type, is_attachment) = match picture {
-        Some(picture) => (picture, false),
-        None if is_text => ("text/plain; charset=utf-8", false),
-        None => ("application/octet-stream", true),
-    };
-    let is_compressed = !is_text && content_type != "image/svg+xml";
+    if object.bytes > MAX_RAW {
+        reader.finish().await?;
+        return Ok(Made::Page(too_large(context, object.bytes)));
+    }
+    if object.bytes > MAX_WHOLE {
+        let turn = context.site.begin_download(work)?;
+        let (first, rest) = reader.pieces(&object).await?;
+        let (content_type, is_attachment) = raw_type(name, &first);
+        let head = EncodedPage::file(
+            content_type,
+            is_attachment,
+            EncodedBody::Plain(Bytes::new()),
+        );
+        let body = download::start(first, rest, (work.clone(), turn));
+        return Ok(Made::Download {
+            head,
+            bytes: object.bytes,
+            body,
+        });
+    }
+    let read = reader.content(&object.oid.to_string(), MAX_WHOLE).await?;
+    reader.finish().await?;
+    let (_, bytes) = read.ok_or(PageError::NotFound)?;
+    let (content_type, is_attachment) = raw_type(name, &bytes);
+    let is_compressed = is_attachment || content_type.starts_with("image/") && content_type != SVG;
     let body = match is_compressed {
         true => EncodedBody::Plain(bytes.into()),
         false => work.run(move || EncodedBody::new(bytes)).await?,
     };
-    Ok(EncodedPage::file(content_type, is_attachment, body))
+    Ok(Made::File(EncodedPage::file(
+        content_type,
+        is_attachment,
+        body,
+    )))
+}
+
+const SVG: &str = "image/svg+xml";
+
+/// Returns the type of a file by its name and its content, or the beginning of that, and whether it is to be saved.
+fn raw_type(name: &str, content: &[u8]) -> (&'static str, bool) {
+    // A character may be cut at the end.
+    let is_utf8 = match std::str::from_utf8(content) {
+        Ok(_) => true,
+        Err(error) => error.error_len().is_none(),
+    };
+    match content::picture_type(name, content) {
+        Some(picture) => (picture, false),
+        None if is_utf8 && content::is_text(content) => ("text/plain; charset=utf-8", false),
+        None => ("application/octet-stream", true),
+    }
+}
+
+fn too_large(context: &Context<'_>, bytes: u64) -> Page {
+    let request = context.request;
+    let content = html! {
+        h1 { "This file is too large" }
+        p { "It has " (format_bytes(bytes)) ". Clone the repository to get it:" }
+        pre { "git clone " (context.service().repo_url(&request.address, context.site.secure)) }
+    };
+    let page = context.page("This file is too large", Tab::Files, content);
+    page.with_status(StatusCode::PAYLOAD_TOO_LARGE)
 }
 
 #[cfg(test)]
@@ -173,5 +213,20 @@ mod tests {
         );
         let html = numbered(Some("<span class=\"k\">a</span>\nb\n".into()), "a\nb\n").0;
         assert!(html.contains("1</a><span class=\"k\">a</span>\n"), "{html}");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_or_picture_are_to_be_saved() {
+        let text = ("text/plain; charset=utf-8", false);
+        assert_eq!(raw_type("x.html", b"<script>"), text);
+        assert_eq!(
+            raw_type("x", "a\u{fc}".as_bytes().split_last().unwrap().1),
+            text
+        );
+        assert_eq!(raw_type("x.svg", b"<svg/>"), (SVG, false));
+        let saved = ("application/octet-stream", true);
+        for bytes in [b"a\0b".as_slice(), b"a\xffb"] {
+            assert_eq!(raw_type("x", bytes), saved);
+        }
     }
 }

@@ -173,8 +173,7 @@ impl Route {
         };
         let page = match self {
             Self::Raw { .. } => {
-                let raw = file::raw(context, work, revision, path).await?;
-                return Ok(Made::File(raw));
+                return file::raw(context, work, revision, path).await;
             }
             Self::Patch { .. } => {
                 return Ok(Made::File(commit::patch(context, work, revision).await?));
