@@ -260,6 +260,7 @@ impl Base {
             in_step: self.in_step.clone(),
             relays: Some(relays),
             service_key: Some(self.keys.public_key()),
+            metrics: self.metrics.clone(),
         };
         let (host, listing) = (self.host.clone(), self.listing.clone());
         Pages::new(host, listing, &self.config, surroundings)

@@ -313,6 +313,8 @@ pub mod table {
             "HTTP requests except those of the relay's address, by what was requested and the class of the status.";
         REQUEST_TIME = Histogram "grasp_http_request_seconds" ["what"]
             "Time from an HTTP request to the start of its response; for a push, until its commands were read.";
+        PAGES = Counter "grasp_pages_total" ["page", "result"]
+            "Pages that were asked for, by page and result: unchanged at the client (304), in memory (kept), made, to be confirmed (confirm), refused.";
         STORED = Gauge "grasp_store_events" []
             "Events that are served; the count is at most a minute old.";
         REPOSITORIES = Gauge "grasp_repositories" []

@@ -74,6 +74,8 @@ use super::threads::ThreadKind;
 use super::{Listing, Search};
 use crate::git_http::GitHost;
 use crate::in_step::InStep;
+use crate::metrics::Metrics;
+use crate::metrics::table::PAGES;
 use crate::server::Config;
 use crate::store::{self, StoreError};
 
@@ -185,6 +187,33 @@ pub struct Surroundings {
     pub relays: Option<RelayRows>,
     /// The key of the service, which is its name in NIP-05.
     pub service_key: Option<PublicKey>,
+    /// Counts the pages that are asked for.
+    pub metrics: Metrics,
+}
+
+/// How a page was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageResult {
+    /// The client has the current one.
+    NotModified,
+    /// From memory.
+    Kept,
+    Made,
+    /// With a button that shows it.
+    Confirm,
+    Refused,
+}
+
+impl PageResult {
+    fn label(self) -> &'static str {
+        match self {
+            Self::NotModified => "304",
+            Self::Kept => "kept",
+            Self::Made => "made",
+            Self::Confirm => "confirm",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 /// What was made for a request.
@@ -274,9 +303,23 @@ impl Pages {
     /// Answers a request for a page of a repository.
     pub(crate) async fn serve(&self, request: PageRequest) -> Response {
         let site = &*self.0;
-        match site.try_serve(&request).await {
-            Ok(response) => response,
-            Err(error) => site.failed(&error, &request).await,
+        let show = site.settings.show;
+        let route = match show {
+            Show::Off => None,
+            Show::Full | Show::Basic => Route::parse(&request.path, &request.query, show),
+        };
+        let Some(route) = route else {
+            return site.failed(&PageError::NotFound, &request).await;
+        };
+        match site.try_serve(&route, &request).await {
+            Ok((response, result)) => {
+                site.count(route.name(), result);
+                response
+            }
+            Err(error) => {
+                site.count_refusal(route.name(), &error);
+                site.failed(&error, &request).await
+            }
         }
     }
 
@@ -309,12 +352,11 @@ impl Pages {
 }
 
 impl Site {
-    async fn try_serve(&self, request: &PageRequest) -> Result<Response, PageError> {
-        if self.settings.show == Show::Off {
-            return Err(PageError::NotFound);
-        }
-        let route = Route::parse(&request.path, &request.query, self.settings.show);
-        let route = route.ok_or(PageError::NotFound)?;
+    async fn try_serve(
+        &self,
+        route: &Route,
+        request: &PageRequest,
+    ) -> Result<(Response, PageResult), PageError> {
         let view = request
             .repos
             .view_for(&request.repo, request.visitor.claimant);
@@ -324,18 +366,20 @@ impl Site {
             view: view.await?,
         };
         let subject = route.find(&context).await?;
-        let (version, took) = self.version(&route, &context, &subject).await?;
+        let (version, took) = self.version(route, &context, &subject).await?;
         let tag = format!("{}-{}", self.stamp, version.tag);
         if encoded::has_tag(&request.visitor.headers, &tag) {
-            return Ok(encoded::not_modified(&tag, version.caching));
+            let response = encoded::not_modified(&tag, version.caching);
+            return Ok((response, PageResult::NotModified));
         }
         // By what the address means: parameters that no page has do not make another one.
         let key = format!("{} {route:?}", request.address);
         if let Some(page) = self.kept(&key, &tag) {
-            return self.send(&page, &request.visitor).await;
+            let response = self.send(&page, &request.visitor).await?;
+            return Ok((response, PageResult::Kept));
         }
         if version.is_costly && !self.is_confirmed(request) {
-            return Ok(self.ask_to_confirm(request));
+            return Ok((self.ask_to_confirm(request), PageResult::Confirm));
         }
         // Free is what a client or the cache has: all else pays for the reading of its version, too.
         let git = self.host.repos.git();
@@ -351,14 +395,40 @@ impl Site {
         let made = match made {
             Made::Download { head, bytes, body } => {
                 let head = head.tagged(version.caching, tag);
-                return Ok(answer::download(&head, bytes, body));
+                let response = answer::download(&head, bytes, body);
+                return Ok((response, PageResult::Made));
             }
             made => made,
         };
         let encoded = work.run(move || made.encode(version.caching, tag)).await?;
         drop(work);
         self.cache().insert(key, encoded.clone());
-        self.send(&encoded, &request.visitor).await
+        let response = self.send(&encoded, &request.visitor).await?;
+        Ok((response, PageResult::Made))
+    }
+
+    /// Counts a page that was asked for.
+    fn count(&self, page: &str, result: PageResult) {
+        let metrics = &self.surroundings.metrics;
+        metrics.add(&PAGES, &[page, result.label()], 1);
+    }
+
+    /// Counts a page that was refused for now; what is not found or fails is none.
+    fn count_refusal(&self, page: &str, error: &PageError) {
+        if let PageError::Git(GitError::Busy(_)) = error {
+            self.count(page, PageResult::Refused);
+        }
+    }
+
+    /// Counts a page that is not shown, and logs why if it was not refused.
+    fn note_refusal(&self, page: &str, error: &PageError) {
+        self.count_refusal(page, error);
+        match error {
+            PageError::Git(GitError::Busy(_)) => {
+                tracing::debug!(%error, page, "a page was refused")
+            }
+            error => tracing::warn!(%error, page, "a page failed"),
+        }
     }
 
     /// Waits for the slot of a page.

@@ -361,6 +361,26 @@ async fn costly_pages_are_confirmed_while_half_of_the_time_is_used() {
 }
 
 #[tokio::test]
+async fn pages_are_counted_by_their_result() {
+    let site = Site::with(|settings| settings.pages.confirm = Confirm::Always).await;
+    let tag = site.get("").await.header("etag").to_owned();
+    site.body("").await;
+    let given = [("If-None-Match", tag.as_str())];
+    assert_eq!(site.instance.get(&site.base, &given).await.status, 304);
+    assert_eq!(site.get(&format!("/commit/{}", site.tip)).await.status, 429);
+    let metrics = site.instance.get("/metrics", &[]).await.body;
+    for (page, result) in [
+        ("overview", "made"),
+        ("overview", "kept"),
+        ("overview", "304"),
+        ("commit", "confirm"),
+    ] {
+        let line = format!("grasp_pages_total{{page=\"{page}\",result=\"{result}\"}} 1\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+}
+
+#[tokio::test]
 async fn pages_can_be_short_or_off() {
     let site = Site::with(|settings| settings.pages.show = Show::Basic).await;
     assert!(site.body("").await.contains("git clone"));

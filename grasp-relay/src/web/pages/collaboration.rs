@@ -66,6 +66,17 @@ impl Collaboration {
         }
     }
 
+    /// Returns the name of the page in metrics.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::List(..) => "threads",
+            Self::Thread(..) => "thread",
+            Self::Servers | Self::ServersJson => "servers",
+            Self::Badge => "badge",
+            Self::Feed(_) => "feed",
+        }
+    }
+
     /// Returns what the version of the page is read from.
     pub(super) fn reads(&self) -> Reads {
         match self {

@@ -10,7 +10,7 @@ use nostr::nips::nip19::FromBech32 as _;
 use percent_encoding::percent_decode_str;
 
 use super::answer::busy;
-use super::{Page, PageError, Show, Site, Visitor, Work};
+use super::{Page, PageError, PageResult, Show, Site, Visitor, Work};
 use crate::web::encoded::{Caching, has_tag, not_modified};
 use crate::web::figures::RepoRow;
 use crate::web::frame::Frame;
@@ -32,12 +32,12 @@ impl Site {
         match self.guess(owner, name, visitor).await {
             Ok(response) => response,
             Err(error) if name.is_none() && PublicKey::from_bech32(owner).is_ok() => {
-                tracing::debug!(%error, "the page of an owner was refused");
+                self.note_refusal("owner", &error);
                 busy(&self.frame, None)
             }
             // That nothing is there can be said without help, too.
             Err(error) => {
-                tracing::debug!(%error, "no help is shown for an address");
+                self.note_refusal("help", &error);
                 (StatusCode::NOT_FOUND, "not found\n").into_response()
             }
         }
@@ -68,6 +68,7 @@ impl Site {
             list,
         };
         let encoded = work.run(move || page.page().encode(None)).await?;
+        self.count("help", PageResult::Made);
         self.send_made(&encoded, &work, visitor).await
     }
 
@@ -83,6 +84,7 @@ impl Site {
         let age = now / AGES_CHANGE_AFTER;
         let tag = format!("{}-{}-{age}", self.stamp, owned.version);
         if has_tag(&visitor.headers, &tag) {
+            self.count("owner", PageResult::NotModified);
             return Ok(not_modified(&tag, Caching::Revalidate));
         }
         let content = html! {
@@ -92,6 +94,7 @@ impl Site {
         };
         let page = Page::new(format!("Repositories of {owner}"), &self.frame, content);
         let encoded = work.run(move || page.encode(Some(tag))).await?;
+        self.count("owner", PageResult::Made);
         self.send_made(&encoded, work, visitor).await
     }
 
@@ -100,7 +103,7 @@ impl Site {
         match self.try_search(search, visitor).await {
             Ok(response) => response,
             Err(error) => {
-                tracing::debug!(%error, "a search was refused");
+                self.note_refusal("search", &error);
                 busy(&self.frame, None)
             }
         }
@@ -112,10 +115,12 @@ impl Site {
         let age = now / AGES_CHANGE_AFTER;
         let tag = format!("{}-{}-{age}", self.stamp, list.version);
         if has_tag(&visitor.headers, &tag) {
+            self.count("search", PageResult::NotModified);
             return Ok(not_modified(&tag, Caching::Revalidate));
         }
         let key = format!("search {}", search.text);
         if let Some(page) = self.kept(&key, &tag) {
+            self.count("search", PageResult::Kept);
             return self.send(&page, visitor).await;
         }
         let work = self.begin(visitor).await?;
@@ -127,6 +132,7 @@ impl Site {
         });
         let encoded = made.await?;
         self.cache().insert(key, encoded.clone());
+        self.count("search", PageResult::Made);
         self.send_made(&encoded, &work, visitor).await
     }
 }

@@ -56,6 +56,21 @@ pub(super) enum Reads {
 }
 
 impl Route {
+    /// Returns the name of the page in metrics.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Repository => "overview",
+            Self::Refs { .. } => "refs",
+            Self::Tree { .. } => "tree",
+            Self::File { .. } => "file",
+            Self::Raw { .. } => "raw",
+            Self::Log { .. } => "log",
+            Self::Commit { .. } => "commit",
+            Self::Patch { .. } => "patch",
+            Self::Collaboration(page) => page.name(),
+        }
+    }
+
     /// Returns what the version of the page is read from.
     pub(super) fn reads(&self) -> Reads {
         match self {
