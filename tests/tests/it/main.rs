@@ -24,6 +24,7 @@ mod nodes;
 mod packets;
 mod packs;
 mod page_feeds;
+mod page_proposals;
 mod page_threads;
 mod pages;
 mod paths;

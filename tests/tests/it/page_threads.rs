@@ -12,15 +12,15 @@ use nostr::nips::nip01::Coordinate;
 use nostr::nips::nip19::ToBech32 as _;
 
 /// A server with a repository of Alice.
-struct Hosted {
-    server: Instance,
-    alice: Author,
-    repo: RepoId,
-    work: Workdir,
+pub(crate) struct Hosted {
+    pub(crate) server: Instance,
+    pub(crate) alice: Author,
+    pub(crate) repo: RepoId,
+    pub(crate) work: Workdir,
 }
 
 impl Hosted {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let server = Instance::start().await;
         let alice = Author::new();
         let work = server.host(&alice, "x").await;
@@ -33,27 +33,27 @@ impl Hosted {
         }
     }
 
-    async fn get(&self, page: &str) -> (u16, String) {
+    pub(crate) async fn get(&self, page: &str) -> (u16, String) {
         let path = format!("{}/{page}", self.server.path(&self.repo));
         let response = self.server.get(&path, &[]).await;
         (response.status, response.body)
     }
 
     /// Publishes events that must be stored.
-    async fn publish(&self, events: &[&Event]) {
+    pub(crate) async fn publish(&self, events: &[&Event]) {
         for event in events {
             self.server.ingest(vec![(*event).clone()]).await;
             assert!(self.server.serves(event).await, "{event:?}");
         }
     }
 
-    fn issue(&self, by: &Author, subject: &str) -> Event {
+    pub(crate) fn issue(&self, by: &Author, subject: &str) -> Event {
         let address = self.repo.to_string();
         by.sign(1621, "the text", &[&["a", &address], &["subject", subject]])
     }
 }
 
-fn about(by: &Author, kind: u16, root: &EventId, more: &[&[&str]]) -> Event {
+pub(crate) fn about(by: &Author, kind: u16, root: &EventId, more: &[&[&str]]) -> Event {
     let root = root.to_hex();
     let tag: &[&str] = &["e", &root, "", "root"];
     by.sign(kind, "a status", &[&[tag], more].concat())

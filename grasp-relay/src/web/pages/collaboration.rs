@@ -104,11 +104,12 @@ impl Collaboration {
                 let reader = context.threads().await?;
                 format!("{}-{now}", reader.version(*kind).await?)
             }
-            Self::Thread(_, id) => {
+            Self::Thread(kind, id) => {
                 let reader = context.threads().await?;
                 // The changes of a pull request follow from its target branch, too.
                 let generation = context.view.generation.0;
-                format!("{}-g{generation}-{now}", reader.thread_version(*id).await?)
+                let version = reader.thread_version(*id, *kind).await?;
+                format!("{version}-g{generation}-{now}")
             }
             Self::Feed(FeedKind::Commits | FeedKind::Tags) => {
                 format!("g{}", context.view.generation.0)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use grasp_core::threads::Thread;
+use grasp_core::threads::{Check, Thread};
 use maud::{Markup, PreEscaped, html};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
@@ -32,14 +32,21 @@ pub(super) async fn make(
     let began = clock.now().mono;
     let reader = context.threads().await?;
     let thread = reader.thread(id, kind).await?.ok_or(PageError::NotFound)?;
-    let names = reader.names(people(&thread)).await?;
     let checks = match thread.tip() {
         Some(tip) => reader.checks(&tip.commit).await?,
         None => Vec::new(),
     };
+    let names = reader.names(people(&thread, &checks)).await?;
     work.charge(clock.now().mono - began);
     let proposal = match thread.tip() {
-        Some(tip) => changes::proposal(context, work, tip, thread.root.target.as_deref()).await?,
+        Some(tip) => {
+            let target = thread.root.target.as_deref();
+            match changes::proposal(context, work, tip, target).await {
+                // The thread can be read without them.
+                Err(PageError::Git(error)) if error.is_too_expensive() => None,
+                proposal => proposal?,
+            }
+        }
         None => None,
     };
     let changes = match (proposal, thread.tip()) {
@@ -70,10 +77,11 @@ pub(super) async fn make(
 }
 
 /// Returns the people whose names the page shows.
-fn people(thread: &Thread) -> BTreeSet<PublicKey> {
+fn people(thread: &Thread, checks: &[Check]) -> BTreeSet<PublicKey> {
     let mut people = BTreeSet::from([thread.root.author]);
     people.extend(thread.summary.change.map(|change| change.by));
     people.extend(thread.cover.as_ref().map(|note| note.author));
+    people.extend(checks.iter().map(|check| check.by));
     people.extend(thread.patches.iter().map(|note| note.author));
     people.extend(thread.comments.shown.iter().map(|comment| comment.author));
     people

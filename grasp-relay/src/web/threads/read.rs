@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bitcoin_hashes::{HashEngine as _, sha256};
 use grasp_core::maintainers::{Lookup, MaintainerModel};
 use grasp_core::nip34::{Announcement, MaintainerList};
-use grasp_core::threads::{Check, Root, Summary, Thread, ThreadScope, checks};
+use grasp_core::threads::{Check, MAX_PARTS, Root, Summary, Thread, ThreadScope, checks};
 use grasp_core::{Oid, RepoId, kinds};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
@@ -145,19 +145,45 @@ impl<'a> ThreadReader<'a> {
     }
 
     /// Returns a text that changes with every event that the page of a thread follows from.
-    pub(crate) async fn thread_version(&self, id: EventId) -> Result<String, StoreError> {
+    pub(crate) async fn thread_version(
+        &self,
+        id: EventId,
+        kind: ThreadKind,
+    ) -> Result<String, StoreError> {
         let mut engine = sha256::HashEngine::default();
         for key in self.scope.maintainers() {
             engine.input(key.as_bytes());
         }
         let mut filters = self.related(&[id]);
         filters.push(Filter::new().id(id));
+        if kind == ThreadKind::Pulls {
+            filters.extend(self.checks_of_thread(id).await?);
+        }
         for filter in filters {
             for (_, id) in self.inventory(filter, MAX_EVENTS).await? {
                 engine.input(id.as_bytes());
             }
         }
         Ok(hash_of(engine))
+    }
+
+    /// Returns what finds the checks of all commits that a pull request has proposed; `None` if it has proposed none.
+    async fn checks_of_thread(&self, id: EventId) -> Result<Option<Filter>, StoreError> {
+        let updates = Filter::new()
+            .kind(kinds::PULL_REQUEST_UPDATE)
+            .custom_tag(SingleLetterTag::UPPERCASE_E, id.to_hex());
+        let mut commits = BTreeSet::new();
+        for filter in [Filter::new().id(id), updates.limit(MAX_PARTS)] {
+            for event in self.events(filter).await? {
+                let named = event.tags.iter().find(|tag| tag.kind() == "c");
+                commits.extend(named.and_then(|tag| tag.content()?.parse::<Oid>().ok()));
+            }
+        }
+        let names = commits.iter().map(Oid::to_string);
+        let checks = Filter::new()
+            .kind(kinds::CI_RESULT)
+            .custom_tags(SingleLetterTag::LOWERCASE_C, names);
+        Ok((!commits.is_empty()).then_some(checks))
     }
 
     /// Reads the threads of a kind.
