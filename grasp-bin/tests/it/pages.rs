@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::{Server, command, get, run_to_end};
+use crate::support::{Server, command, get, run_to_end, skipped};
 
 /// Pushes files as a repository, and returns the host and the path of its page.
 fn push(server: &Server, home: &Path, files: &[(&str, String)]) -> (String, String) {
@@ -90,6 +90,50 @@ fn hostile_content_is_shown_as_text_and_harms_no_other_page() {
     }
     let (status, log) = get(&host, &format!("{path}/log/main"));
     assert!(status == 200 && log.contains("&lt;script&gt;") && !log.contains('\u{202e}'));
+}
+
+#[test]
+fn the_overview_can_be_read_in_a_text_browser() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut lynx = Command::new("lynx");
+    if lynx.arg("-version").output().is_err() {
+        skipped("lynx is not installed");
+        return;
+    }
+    let server = Server::start(&dir.path().join("data"));
+    let readme = "# A project\n\nText with `code` and\n\n- one\n- two\n";
+    let files = [
+        ("README.md", String::from(readme)),
+        ("main.rs", String::from("fn main() {}\n")),
+    ];
+    let (host, path) = push(&server, dir.path(), &files);
+    let url = format!("http://{host}{path}");
+    let mut lynx = Command::new("lynx");
+    lynx.args([
+        "-dump",
+        "-nolist",
+        "-width=80",
+        "-display_charset=utf-8",
+        &url,
+    ]);
+    let dump = run_to_end(lynx.env("HOME", dir.path()).env("TERM", "dumb"));
+    assert!(dump.ok, "{dump:?}");
+    // What it is, how to get it, what is in it, and whose it is, from top to bottom.
+    let mut rest = dump.out.as_str();
+    for text in [
+        "Skip to content",
+        "hostile",
+        "git clone http",
+        "Newest commit",
+        "main.rs",
+        "A project",
+        "Text with code and",
+        "Maintainers",
+    ] {
+        let found = rest.find(text);
+        let at = found.unwrap_or_else(|| panic!("{text} is not below: {}", dump.out));
+        rest = &rest[at..];
+    }
 }
 
 #[test]
