@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     let content = runtime.block_on(Content::push(&server));
     let cgit = Cgit::start(dir.path(), content.path());
     if cgit.is_none() {
-        println!("cgit is not installed: nothing to compare with");
+        println!("cgit is not installed (`apt-get install cgit`): nothing to compare with");
     }
     let bench = Bench {
         runtime,
@@ -215,7 +215,7 @@ impl Bench {
         self.compare("visitors: 60 pages again and again", "≥ 2", &visited);
         // Commits that no other part of this has shown.
         let crawled = |n: usize| (&CRAWLED, n + 1);
-        self.compare("crawlers: each time another commit", "", &crawled);
+        self.compare("crawlers: each time another commit", "≥ 2", &crawled);
     }
 
     fn compare(
@@ -238,7 +238,7 @@ impl Bench {
             )
         });
         println!("  {:36} cgit  {}", "", shown(&theirs));
-        println!("  {:36} ratio {:.2}  {wanted}", "", ours.rate / theirs.rate);
+        println!("  {:36} ratio {:.2}, wanted {wanted}", "", ours.rate / theirs.rate);
     }
 
     /// Prints what a browser loads for each page: with the stylesheet and the icon, which it loads once.
