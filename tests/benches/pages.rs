@@ -238,7 +238,11 @@ impl Bench {
             )
         });
         println!("  {:36} cgit  {}", "", shown(&theirs));
-        println!("  {:36} ratio {:.2}, wanted {wanted}", "", ours.rate / theirs.rate);
+        println!(
+            "  {:36} ratio {:.2}, wanted {wanted}",
+            "",
+            ours.rate / theirs.rate
+        );
     }
 
     /// Prints what a browser loads for each page: with the stylesheet and the icon, which it loads once.

@@ -23,6 +23,7 @@ mod maintainers;
 mod nodes;
 mod packets;
 mod packs;
+mod page_budget;
 mod page_feeds;
 mod page_proposals;
 mod page_threads;
