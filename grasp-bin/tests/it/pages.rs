@@ -124,7 +124,7 @@ fn the_overview_can_be_read_in_a_text_browser() {
         "Skip to content",
         "hostile",
         "git clone http",
-        "Newest commit",
+        "Files at main",
         "main.rs",
         "A project",
         "Text with code and",

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use maud::{Markup, PreEscaped, html};
+
 /// The largest icon, in bytes.
 const MAX_ICON_BYTES: usize = 64 * 1024;
 
@@ -25,7 +27,7 @@ pub struct Branding {
 }
 
 impl Branding {
-    /// Returns the icon: a branch that joins another one, unless there is another.
+    /// Returns the icon: that of the project, unless there is another.
     pub(crate) fn icon(&self) -> Icon {
         let colour = self
             .accent
@@ -34,8 +36,7 @@ impl Branding {
             content_type: SVG,
             bytes: format!(
                 "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16' fill='none' stroke='{colour}' \
-                 stroke-width='1.8'><circle cx='4' cy='3.5' r='2'/><circle cx='4' cy='12.5' r='2'/>\
-                 <circle cx='12' cy='6' r='2'/><path d='M4 5.5v5M12 8c0 2.5-4 2-6.5 3.5'/></svg>"
+                 stroke-width='1.8'>{BRANCHES}</svg>"
             )
             .into_bytes(),
         })
@@ -54,6 +55,16 @@ impl Branding {
 }
 
 const SVG: &str = "image/svg+xml";
+
+/// Returns the icon of the project within a page, in the colour of its links: a branch that joins another one.
+pub(crate) fn mark() -> Markup {
+    html! {
+        svg class="mark" viewBox="0 0 16 16" width="20" height="20" aria-hidden="true" { (PreEscaped(BRANCHES)) }
+    }
+}
+
+const BRANCHES: &str = "<circle cx='4' cy='3.5' r='2'/><circle cx='4' cy='12.5' r='2'/>\
+                        <circle cx='12' cy='6' r='2'/><path d='M4 5.5v5M12 8c0 2.5-4 2-6.5 3.5'/>";
 
 /// A small picture that browsers show beside the title.
 #[derive(Clone, Debug, PartialEq, Eq)]

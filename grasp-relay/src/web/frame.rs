@@ -14,7 +14,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bitcoin_hashes::sha256;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::branding::{Branding, Icon};
+use super::branding::{Branding, Icon, mark};
 use super::encoded::{Caching, EncodedBody, EncodedPage};
 use super::shown;
 
@@ -44,6 +44,8 @@ struct Look {
     style: String,
     icon_name: &'static str,
     icon: Icon,
+    /// The icon is the operator's.
+    has_own_icon: bool,
 }
 
 impl Frame {
@@ -59,6 +61,7 @@ impl Frame {
             style,
             icon_name: icon.name(),
             icon,
+            has_own_icon: branding.icon.is_some(),
         }))
     }
 
@@ -177,6 +180,7 @@ impl Page {
             style_name,
             icon_name,
             icon,
+            has_own_icon,
             ..
         } = &*self.frame.0;
         html! {
@@ -199,7 +203,9 @@ impl Page {
                         a class="skip" href="#main" { "Skip to content" }
                         nav aria-label="Pages" {
                             a class="home" href=(root) {
-                                img src=(format!("{root}-/{icon_name}")) alt="" width="20" height="20";
+                                @if *has_own_icon {
+                                    img src=(format!("{root}-/{icon_name}")) alt="" width="20" height="20";
+                                } @else { (mark()) }
                                 bdi { (shown(name)) }
                             }
                             a href=(format!("{root}status")) { "Status" }

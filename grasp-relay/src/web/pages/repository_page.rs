@@ -243,11 +243,10 @@ fn main_part(context: &Context<'_>, revision: Option<&Revision>, code: Option<&C
     };
     let base = context.base();
     html! {
-        @if let Some(newest) = &code.newest {
-            h2 { "Newest commit" }
-            ol class="log" { (log::item(&base, newest)) }
-        }
         h2 { "Files at " a href=(format!("{base}/tree/{}", encode(&revision.name))) { bdi { (shown(&revision.name)) } } }
+        @if let Some(newest) = &code.newest {
+            ol class="log newest" aria-label="Newest commit" { (log::item(&base, newest)) }
+        }
         @match &code.top.entries {
             Some(entries) => { (tree::table(&base, revision, &[], entries)) }
             None => { p { "This directory is too large to be shown." } }

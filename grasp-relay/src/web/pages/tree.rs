@@ -207,10 +207,11 @@ pub(super) fn table(base: &str, revision: &Revision, path: &[String], entries: &
 
 fn row(base: &str, rev: &str, directory: &str, entry: &Entry) -> Markup {
     let (kind, page) = match entry.kind {
-        EntryKind::Directory => ("directory", Some("tree")),
+        // The slash behind its name says so.
+        EntryKind::Directory => ("", Some("tree")),
         EntryKind::Submodule => ("other repository", None),
         EntryKind::Link => ("link", Some("file")),
-        EntryKind::File => ("file", Some("file")),
+        EntryKind::File => ("", Some("file")),
     };
     let mark = if entry.kind == EntryKind::Directory {
         "/"
