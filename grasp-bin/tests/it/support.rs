@@ -107,13 +107,34 @@ pub(crate) fn get_with(host: &str, path: &str, header: &str) -> (u16, String) {
         "GET {path} HTTP/1.1\r\nHost: {host}\r\n{header}Connection: close\r\n\r\n"
     )
     .unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|it| it == b"\r\n\r\n");
+    let (head, body) = answer.split_at(end.unwrap() + 4);
+    let head = std::str::from_utf8(head).unwrap().to_ascii_lowercase();
+    let body = match head.contains("transfer-encoding: chunked") {
+        true => whole(body),
+        false => body.to_vec(),
+    };
     (
         head.split(' ').nth(1).unwrap().parse().unwrap(),
-        body.to_owned(),
+        String::from_utf8(body).unwrap(),
     )
+}
+
+/// Returns a body that was sent in chunks, as one.
+fn whole(mut chunks: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    loop {
+        let line = chunks.windows(2).position(|it| it == b"\r\n").unwrap();
+        let (length, rest) = chunks.split_at(line);
+        let length = usize::from_str_radix(std::str::from_utf8(length).unwrap(), 16).unwrap();
+        if length == 0 {
+            return body;
+        }
+        body.extend(&rest[2..2 + length]);
+        chunks = &rest[length + 4..];
+    }
 }
 
 /// Prints that a test did not run, past what the test harness captures: `.ci/run` counts these lines.
