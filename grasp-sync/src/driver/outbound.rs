@@ -411,7 +411,8 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Returns what the document says; what is known of a relay without one if that is its answer. Fails if there was none.
+/// Returns what the document of a relay says, or nothing for a relay that answers without one. Fails if there is no answer, or
+/// that of a server in trouble.
 pub(crate) async fn fetch_facts(relay: &RelayUrl, route: &Route) -> Result<RelayFacts, Fault> {
     let answer = route.get(relay).await?;
     let status = answer.status();
