@@ -4,7 +4,7 @@ use grasp_core::Now;
 use grasp_core::admission::SyncPath;
 use grasp_core::sync::{CONFIRMED_RETENTION, ConnectionStatus, SyncLevel};
 use grasp_sync::engine::{
-    ConnId, Fault, Frame, Input, Output, RelayFacts, Report, Said, SyncEngine,
+    Config, ConnId, Fault, Frame, Input, Output, RelayFacts, Report, Said, SyncEngine,
 };
 
 use crate::setup::{By, HOUR, MINUTE, Setup, Start, by, defaults, secs};
@@ -468,10 +468,8 @@ impl OneRelay {
 
     /// Connects to it, with a document that says nothing or without one.
     fn connected(&mut self, has_document: bool) -> Vec<Output> {
-        let facts = grasp_sync::engine::RelayFacts {
-            has_document,
-            ..Default::default()
-        };
+        let mut facts = RelayFacts::default();
+        facts.has_document = has_document;
         let (relay, conn, address) = (relay(0), self.conn, None);
         let connected = Input::Connected {
             relay,
@@ -512,10 +510,9 @@ impl OneRelay {
 }
 
 fn can_authenticate() -> Config {
-    Config {
-        can_authenticate: true,
-        ..defaults()
-    }
+    let mut config = defaults();
+    config.can_authenticate = true;
+    config
 }
 
 #[test]
@@ -579,10 +576,9 @@ fn a_challenge_of_a_relay_with_a_document_or_later_on_makes_nothing_private() {
 
 #[test]
 fn a_private_service_authenticates_at_a_relay_that_seems_private() {
-    let mut one = OneRelay::dialled(Config {
-        is_private: true,
-        ..can_authenticate()
-    });
+    let mut config = can_authenticate();
+    config.is_private = true;
+    let mut one = OneRelay::dialled(config);
     let _ = one.connected(false);
     let out = one.hear(Said::Challenge);
     assert_eq!(frames(&out), [Frame::Authenticate]);
