@@ -134,9 +134,7 @@ mod tests {
         let (private, asked) = server(PRIVATE).await;
         let (public, _) = server(PUBLIC).await;
         let (unreadable, _) = server("<html>").await;
-        let everywhere = OutboundPolicy {
-            allow_private: true,
-        };
+        let everywhere = OutboundPolicy::everywhere();
         let authorize = authorize(Keys::generate(), everywhere, Roots::default());
         for _ in 0..2 {
             assert!(authorize(clone_url(private)).await.is_some());
