@@ -192,6 +192,8 @@ impl AnnouncementFile {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use nostr::key::PublicKey;
     use nostr::types::Timestamp;
 
@@ -246,15 +248,15 @@ mod tests {
         let said = |servers: &[Target], audience, known| {
             announce(&keys, &repo(&keys), servers, audience, known).unwrap()
         };
-        let private = said(&[a.clone()], Audience::Members, None);
+        let private = said(from_ref(&a), Audience::Members, None);
         assert!(says_private(&private));
-        let both = said(&[b.clone()], Audience::Members, Some(&private));
+        let both = said(from_ref(&b), Audience::Members, Some(&private));
         assert!(says_private(&both), "it is kept");
-        let public = said(&[a.clone()], Audience::Anyone, None);
+        let public = said(from_ref(&a), Audience::Anyone, None);
         assert!(!says_private(&public));
-        let hidden = said(&[a.clone()], Audience::Members, Some(&public));
+        let hidden = said(from_ref(&a), Audience::Members, Some(&public));
         assert!(says_private(&hidden), "the server became private");
-        let mixed = said(&[b], Audience::Members, Some(&public));
+        let mixed = said(from_ref(&b), Audience::Members, Some(&public));
         assert!(!says_private(&mixed), "anyone may read it elsewhere");
     }
 
