@@ -90,6 +90,7 @@
 
 mod filters;
 mod items;
+mod mail;
 mod pairs;
 mod proofs;
 mod roots;
@@ -117,8 +118,10 @@ pub use self::state::{CONFIRMED_RETENTION, History, RelayState, SyncDelta, compu
 pub use crate::limits::ConnectionStatus;
 
 pub use self::items::{
-    PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel, derive_relay_targets,
+    AuthorNeeds, PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel,
+    derive_relay_targets,
 };
+use self::mail::Mail;
 pub use self::pairs::Pairs;
 use self::roots::WaitingRoots;
 pub use self::roots::{RootId, RootSet};
@@ -154,6 +157,14 @@ pub enum IndexChange {
         root: RootId,
         /// All repositories that it names.
         repos: Vec<RepoId>,
+        /// Its author, if it is also wanted from their relays.
+        author: Option<PublicKey>,
+    },
+    /// The relays of an author have changed: their roots are wanted from these, too (GRASP-03). Replies are not.
+    AuthorRelays {
+        author: PublicKey,
+        /// All of them; our own is ignored.
+        relays: BTreeSet<RelayUrl>,
     },
     /// A reply was accepted. Answers to it may name nothing else, so they are requested by its id like those to roots;
     /// the number of replies per thread is limited.
@@ -177,8 +188,8 @@ pub enum IndexChange {
 
 /// The wanted items by repository and by relay.
 ///
-/// The view by relay always equals [`derive_relay_targets`] of [`Self::repos`], but a
-/// change costs only items × relays of its repository. The view stores no roots; they are looked up in the
+/// The view by relay always equals [`derive_relay_targets`] of [`Self::repos`] and [`Self::authors`], but a
+/// change costs only items × relays of its repository or author. The view stores no roots; they are looked up in the
 /// repositories, so that a root wanted from a hundred relays is stored once.
 ///
 /// ```
@@ -223,6 +234,7 @@ pub struct SyncIndex {
     waiting_roots: WaitingRoots,
     threads: Threads,
     members: Members,
+    mail: Mail,
 }
 
 impl SyncIndex {
@@ -238,6 +250,7 @@ impl SyncIndex {
             waiting_roots: WaitingRoots::default(),
             threads: Threads::default(),
             members: Members::default(),
+            mail: Mail::default(),
         };
         index.set_bootstrap(bootstrap);
         index
@@ -275,9 +288,33 @@ impl SyncIndex {
         &self.repos
     }
 
+    /// Returns the relays and the roots of authors, as far as they are known.
+    pub fn authors(&self) -> BTreeMap<PublicKey, AuthorNeeds> {
+        self.mail.needs()
+    }
+
     /// Returns the relays from which anything is wanted, and the bootstrap relays.
     pub fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
-        self.relays.keys()
+        let mail = self.mail.relays().filter(|relay| !self.is_listed(relay));
+        self.relays
+            .keys()
+            .chain(mail.filter(|relay| self.is_mail_target(relay)))
+    }
+
+    /// Returns whether anything is wanted from a relay, or it is a bootstrap relay.
+    pub fn is_target(&self, relay: &RelayUrl) -> bool {
+        self.is_listed(relay) || self.is_mail_target(relay)
+    }
+
+    /// Returns whether a repository lists a relay, or it is a bootstrap relay. Of any other target only roots are wanted.
+    pub fn is_listed(&self, relay: &RelayUrl) -> bool {
+        self.relays.contains_key(relay)
+    }
+
+    /// Returns the authors whose roots are wanted from a relay because it is theirs.
+    pub fn mail_authors(&self, relay: &RelayUrl) -> impl Iterator<Item = PublicKey> {
+        let authors = self.mail.authors(relay).copied();
+        authors.filter(|author| self.wanted_roots_of(author).next().is_some())
     }
 
     /// Returns the number of different owners that list a relay. A single owner can name any number of relays, so this
@@ -313,7 +350,10 @@ impl SyncIndex {
 
     /// Returns all items wanted from one relay; `None` if it is not a target.
     pub fn target(&self, relay: &RelayUrl) -> Option<RelaySyncNeeds> {
-        let listed = self.relays.get(relay)?.iter();
+        if !self.is_target(relay) {
+            return None;
+        }
+        let listed = self.relays.get(relay).into_iter().flatten();
         let entries: Vec<_> = listed
             .filter_map(|repo| self.repos.get_key_value(repo))
             .collect();
@@ -325,10 +365,14 @@ impl SyncIndex {
             .flat_map(|(repo, _)| self.members.of(repo))
             .cloned()
             .collect();
-        Some(RelaySyncNeeds {
+        let mut needs = RelaySyncNeeds {
             coordinates,
             ..RelaySyncNeeds::of(&entries)
-        })
+        };
+        let authors = self.mail.authors(relay);
+        let roots = authors.flat_map(|author| self.wanted_roots_of(author));
+        needs.root_events.include(&roots.copied().collect());
+        Some(needs)
     }
 
     fn apply_change(&mut self, change: IndexChange, before: &mut Before) {
@@ -356,12 +400,22 @@ impl SyncIndex {
                 self.versions.forget(&repo);
                 self.retired(&repo, before);
             }
-            IndexChange::RootAdded { root, repos } => {
+            IndexChange::RootAdded {
+                root,
+                repos,
+                author,
+            } => {
                 before.root(self, &root);
                 for repo in &repos {
                     self.root_added(root, repo);
                 }
+                if let Some(author) = author {
+                    self.authored(root, author, before);
+                }
                 self.add_waiting_replies(root, root, before);
+            }
+            IndexChange::AuthorRelays { author, relays } => {
+                self.author_relays(author, relays, before);
             }
             IndexChange::Replied { reply, to } => match to.iter().find_map(|to| self.thread_of(to))
             {
@@ -381,6 +435,7 @@ impl SyncIndex {
                         None => self.waiting_roots.0.remove(&repo, &root),
                     }
                 }
+                self.mail.remove_root(&root);
                 self.threads.remove(&root);
             }
         }
@@ -433,6 +488,9 @@ impl SyncIndex {
         for root in needs.root_events {
             if !self.waiting_roots.add(repo, root) {
                 self.root_repos.remove(&root, repo);
+                if self.root_repos.of(&root).next().is_none() {
+                    self.mail.remove_root(&root);
+                }
             }
         }
     }
@@ -449,6 +507,34 @@ impl SyncIndex {
             }
             None => {}
         }
+    }
+
+    /// Notes the author of a root that was added, unless there was no room for it.
+    fn authored(&mut self, root: RootId, author: PublicKey, before: &mut Before) {
+        if self.root_repos.of(&root).next().is_none() {
+            return;
+        }
+        for relay in self.mail.relays_of(&author).into_iter().flatten() {
+            before.relay(self, relay);
+        }
+        self.mail.add_root(author, root);
+    }
+
+    /// Replaces the relays of an author.
+    fn author_relays(
+        &mut self,
+        author: PublicKey,
+        mut relays: BTreeSet<RelayUrl>,
+        before: &mut Before,
+    ) {
+        relays.retain(|relay| !self.service.is_own_url(relay.as_str()));
+        for root in self.mail.roots_of(&author) {
+            before.root(self, root);
+        }
+        for relay in &relays {
+            before.relay(self, relay);
+        }
+        self.mail.set_relays(author, relays);
     }
 
     /// Returns the root of the thread that an event is in, if it is known.
@@ -534,9 +620,33 @@ impl SyncIndex {
         announced.chain(self.waiting_roots.0.of(repo))
     }
 
-    /// Returns the relays from which a root is wanted.
+    /// Returns the relays from which a root is wanted: those of its repositories, and those of its author.
     fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
-        self.relays_of(self.root_repos.of(root))
+        let mut relays = self.relays_of(self.root_repos.of(root));
+        let mail = self.mail.relays_for(root).filter(|_| self.is_wanted(root));
+        if let Some(mail) = mail {
+            relays.to_mut().extend(mail.iter().cloned());
+        }
+        relays
+    }
+
+    /// Returns whether a repository that is wanted in full has the root.
+    fn is_wanted(&self, root: &RootId) -> bool {
+        let mut repos = self.root_repos.of(root);
+        repos.any(|repo| {
+            let needs = self.repos.get(repo);
+            needs.is_some_and(|needs| needs.level == SyncLevel::Full)
+        })
+    }
+
+    fn wanted_roots_of(&self, author: &PublicKey) -> impl Iterator<Item = &RootId> {
+        let roots = self.mail.roots_of(author);
+        roots.filter(|root| self.is_wanted(root))
+    }
+
+    /// Returns whether an author of the relay has a root that is wanted.
+    fn is_mail_target(&self, relay: &RelayUrl) -> bool {
+        self.mail_authors(relay).next().is_some()
     }
 
     /// Returns the relays from which events that refer to a coordinate are wanted.

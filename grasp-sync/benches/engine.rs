@@ -173,6 +173,7 @@ fn announce_everything(bench: &mut BenchEngine) {
         bench.change(IndexChange::RootAdded {
             root,
             repos: vec![repo(n % REPOS)],
+            author: None,
         });
     }
     bench.handle(Input::FeedCaughtUp);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 
 use super::roots::{RootId, RootSet};
@@ -51,6 +52,15 @@ impl RepoSyncNeeds {
     pub(super) fn level_at(&self, relay: &RelayUrl) -> Option<SyncLevel> {
         self.relays.contains(relay).then_some(self.level)
     }
+}
+
+/// The roots of one author, and the relays from which these are wanted, too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuthorNeeds {
+    /// The author's relays.
+    pub relays: BTreeSet<RelayUrl>,
+    /// The author's roots, wanted or not.
+    pub roots: BTreeSet<RootId>,
 }
 
 /// The items of a batch.
@@ -145,7 +155,8 @@ impl RelaySyncNeeds {
     }
 }
 
-/// Returns the wanted items by relay, for every relay that a repository lists.
+/// Returns the wanted items by relay, for every relay that a repository lists, and for those of authors with a wanted
+/// root.
 ///
 /// Our own service is never a target. Bootstrap relays always are, possibly without items, for their announcements.
 /// [`SyncIndex`](super::SyncIndex) computes the same incrementally.
@@ -161,13 +172,15 @@ impl RelaySyncNeeds {
 /// let other: RelayUrl = "wss://other.example".parse()?;
 /// let needs = RepoSyncNeeds::new(SyncLevel::Full, ["wss://us.example".parse()?, other.clone()]);
 ///
-/// let targets = derive_relay_targets(&RepoSyncIndex::from([(repo.clone(), needs)]), &us, &BTreeSet::new());
+/// let repos = RepoSyncIndex::from([(repo.clone(), needs)]);
+/// let targets = derive_relay_targets(&repos, &Default::default(), &us, &BTreeSet::new());
 /// assert!(targets[&other].includes_repo(&repo, SyncLevel::Full));
 /// assert_eq!(targets.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn derive_relay_targets(
     repos: &RepoSyncIndex,
+    authors: &BTreeMap<PublicKey, AuthorNeeds>,
     service: &ServiceIdentity,
     bootstrap: &BTreeSet<RelayUrl>,
 ) -> BTreeMap<RelayUrl, RelaySyncNeeds> {
@@ -178,11 +191,25 @@ pub fn derive_relay_targets(
             wanted.entry(relay).or_default().push(entry);
         }
     }
-    wanted.retain(|relay, _| !service.is_own_url(relay.as_str()));
-    wanted
-        .into_iter()
-        .map(|(relay, repos)| (relay.clone(), RelaySyncNeeds::of(&repos)))
-        .collect()
+    let mut targets: BTreeMap<RelayUrl, RelaySyncNeeds> = BTreeMap::new();
+    for (relay, repos) in wanted {
+        targets.insert(relay.clone(), RelaySyncNeeds::of(&repos));
+    }
+    let all: RootSet = repos
+        .values()
+        .flat_map(|needs| needs.wanted_roots().copied())
+        .collect();
+    for author in authors.values() {
+        let own: RootSet = author.roots.iter().copied().collect();
+        let mut roots = all.clone();
+        roots.restrict_to(&own);
+        for relay in author.relays.iter().filter(|_| !roots.is_empty()) {
+            let needs = targets.entry(relay.clone()).or_default();
+            needs.root_events.include(&roots);
+        }
+    }
+    targets.retain(|relay, _| !service.is_own_url(relay.as_str()));
+    targets
 }
 
 #[cfg(test)]
@@ -254,7 +281,7 @@ mod tests {
     fn derive(repos: &RepoSyncIndex, bootstrap: &[&str]) -> BTreeMap<RelayUrl, RelaySyncNeeds> {
         let us = "us.example".parse().unwrap();
         let bootstrap = bootstrap.iter().map(|name| relay(name)).collect();
-        derive_relay_targets(repos, &us, &bootstrap)
+        derive_relay_targets(repos, &BTreeMap::new(), &us, &bootstrap)
     }
 
     #[test]

@@ -257,8 +257,9 @@ pub(super) struct Before {
 impl Before {
     /// Records whether a relay is a target, before that changes.
     pub(super) fn relay(&mut self, index: &SyncIndex, relay: &RelayUrl) {
-        let is_target = index.relays.contains_key(relay);
-        self.relays.entry(relay.clone()).or_insert(is_target);
+        self.relays
+            .entry(relay.clone())
+            .or_insert_with(|| index.is_target(relay));
     }
 
     /// Records a repository with its roots, before its relays or level change.
@@ -286,18 +287,22 @@ impl Before {
             .or_insert_with(wanted_from);
     }
 
-    /// Records the relays of a root, before its repositories change.
+    /// Records the relays of a root, before its repositories or the relays of its author change.
     pub(super) fn root(&mut self, index: &SyncIndex, root: &RootId) {
         self.roots
             .entry(*root)
             .or_insert_with(|| index.wanted_from(root).into_owned());
+        // These may be targets for this root alone.
+        for relay in index.mail.relays_for(root).into_iter().flatten() {
+            self.relay(index, relay);
+        }
     }
 
     /// Compares the recorded targets with the current ones.
     pub(super) fn compare(&self, index: &SyncIndex) -> SyncDelta {
         let mut delta = SyncDelta::default();
         for (relay, was) in &self.relays {
-            delta.relay(relay, *was, index.relays.contains_key(relay));
+            delta.relay(relay, *was, index.is_target(relay));
         }
         for (repo, was) in &self.repos {
             delta.repo(repo, was.as_ref(), index.repos.get(repo));

@@ -39,6 +39,7 @@ fn root_added(n: u8, repos: &[u8]) -> IndexChange {
     IndexChange::RootAdded {
         root: root(n),
         repos: repos.iter().map(|n| repo(*n)).collect(),
+        author: None,
     }
 }
 
@@ -209,6 +210,7 @@ fn a_repeated_announcement_changes_nothing() {
     assert_eq!(index.apply(changes), SyncDelta::default());
     let targets = derive_relay_targets(
         index.repos(),
+        &index.authors(),
         &"us.example".parse().unwrap(),
         &[relay("boot")].into(),
     );
@@ -385,4 +387,86 @@ fn members_that_name_each_other_end_and_are_limited() {
     let many = many.map(|n| member_added(&member(30_023, &n.to_string()), &[1], &[]));
     let _ = index.apply(many);
     assert_eq!(coordinates(&index, "a").len(), super::threads::MAX_PER_REPO);
+}
+
+fn author(n: u8) -> PublicKey {
+    PublicKey::from_byte_array([n; 32])
+}
+
+fn authored(n: u8, repos: &[u8], by: u8) -> IndexChange {
+    IndexChange::RootAdded {
+        root: root(n),
+        repos: repos.iter().map(|n| repo(*n)).collect(),
+        author: Some(author(by)),
+    }
+}
+
+fn author_relays(by: u8, relays: &[&str]) -> IndexChange {
+    IndexChange::AuthorRelays {
+        author: author(by),
+        relays: relays.iter().map(|name| relay(name)).collect(),
+    }
+}
+
+#[test]
+fn roots_but_no_replies_are_wanted_from_the_relays_of_their_author() {
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        authored(1, &[1], 7),
+        authored(2, &[1], 8),
+        replied(3, &[1]),
+    ]);
+    let delta = index.apply([author_relays(7, &["mail", "us"])]);
+    assert_eq!(delta.discovered, [relay("mail")].into());
+    assert_eq!(delta.added, [(relay("mail"), needs(&[], &[1]))].into());
+    assert!(delta.removed.is_empty() && delta.retired.is_empty());
+    assert!(index.is_target(&relay("mail")) && !index.is_listed(&relay("mail")));
+    assert_eq!(
+        index.mail_authors(&relay("mail")).collect::<Vec<_>>(),
+        [author(7)]
+    );
+    assert_eq!(index.owners_of(&relay("mail")), 0);
+}
+
+#[test]
+fn a_replaced_list_of_an_author_is_in_force_at_once() {
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        authored(1, &[1], 7),
+        authored(2, &[1], 8),
+        author_relays(7, &["x", "y"]),
+        author_relays(8, &["y"]),
+    ]);
+    let delta = index.apply([author_relays(7, &["z", "a"])]);
+    assert_eq!(delta.discovered, [relay("z")].into());
+    assert_eq!(delta.retired, [relay("x")].into());
+    let one = needs(&[], &[1]);
+    let left = [(relay("x"), one.clone()), (relay("y"), one.clone())];
+    assert_eq!(delta.removed, left.into());
+    assert_eq!(
+        delta.added,
+        [(relay("z"), one)].into(),
+        "it is wanted from a already"
+    );
+    assert_eq!(index.target(&relay("y")), Some(needs(&[], &[2])));
+    let delta = index.apply([author_relays(7, &[])]);
+    assert_eq!(delta.retired, [relay("z")].into());
+}
+
+#[test]
+fn a_relay_of_an_author_is_a_target_while_a_root_of_theirs_is_wanted() {
+    let mail = relay("mail");
+    let mut index = index([author_relays(7, &["mail"]), announced(1, StateOnly, &["a"])]);
+    let is_target = |index: &SyncIndex| index.relays().any(|relay| *relay == mail);
+    let delta = index.apply([authored(1, &[1], 7)]);
+    assert_eq!(delta, SyncDelta::default(), "the repository is held");
+    let delta = index.apply([announced(1, Full, &["a"])]);
+    assert!(delta.discovered.contains(&mail) && is_target(&index));
+    let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
+    assert!(delta.retired.contains(&mail) && !is_target(&index));
+    let delta = index.apply([announced(1, Full, &[])]);
+    assert!(delta.discovered.contains(&mail) && is_target(&index));
+    let delta = index.apply([IndexChange::RootRemoved { root: root(1) }]);
+    assert!(delta.retired.contains(&mail) && !is_target(&index));
+    assert!(index.authors()[&author(7)].roots.is_empty());
 }

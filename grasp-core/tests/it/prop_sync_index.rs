@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::sync::{
-    IndexChange, RelayState, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, RootId, SyncDelta,
-    SyncIndex, SyncLevel, compute_actions, derive_relay_targets,
+    AuthorNeeds, IndexChange, RelayState, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, RootId,
+    SyncDelta, SyncIndex, SyncLevel, compute_actions, derive_relay_targets,
 };
 use grasp_core::{RelayUrl, RepoId, Version, kinds};
 use nostr::event::EventId;
@@ -23,13 +23,32 @@ fn any_change() -> impl Strategy<Value = IndexChange> {
     let relays = btree_set(any_relay(), 0..4).prop_map(|relays| relays.into_iter().collect());
     let announced = (any_repo(), any_version(), relays, any_level());
     let unlisted = (any_repo(), any_version(), any_level());
+    let root = (any_root(), vec(any_repo(), 1..3));
+    let author_relays = (any_author(), btree_set(any_relay(), 0..4));
     prop_oneof![
         4 => announced.prop_map(|(repo, version, relays, level)| IndexChange::Announced { repo, version, relays, level }),
         1 => unlisted.prop_map(|(repo, version, level)| IndexChange::Unlisted { repo, version, level }),
         2 => any_repo().prop_map(|repo| IndexChange::Retired { repo }),
-        6 => (any_root(), vec(any_repo(), 1..3)).prop_map(|(root, repos)| IndexChange::RootAdded { root, repos }),
+        6 => root.prop_map(|(root, repos)| IndexChange::RootAdded { author: author_of(&root), root, repos }),
+        2 => author_relays.prop_map(|(author, relays)| IndexChange::AuthorRelays { author, relays }),
         2 => any_root().prop_map(|root| IndexChange::RootRemoved { root }),
     ]
+}
+
+fn author(n: u8) -> PublicKey {
+    PublicKey::from_byte_array([100 + n; 32])
+}
+
+/// One of a few authors.
+fn any_author() -> impl Strategy<Value = PublicKey> {
+    (0..3u8).prop_map(author)
+}
+
+/// Returns the author of a root, which never changes; `None` for some.
+fn author_of(root: &RootId) -> Option<PublicKey> {
+    let bytes = root.event();
+    let [first, .., last] = bytes.as_bytes();
+    (*last > 0).then(|| author(*first))
 }
 
 /// Changes with replies, whose repositories depend on all earlier changes.
@@ -56,6 +75,7 @@ struct Announced {
 struct Model {
     announced: BTreeMap<RepoId, Announced>,
     roots: BTreeSet<(RootId, RepoId)>,
+    authors: BTreeMap<PublicKey, AuthorNeeds>,
 }
 
 impl Model {
@@ -83,11 +103,26 @@ impl Model {
             IndexChange::Retired { repo } => {
                 self.announced.remove(&repo);
             }
-            IndexChange::RootAdded { root, repos } => {
+            IndexChange::RootAdded {
+                root,
+                repos,
+                author,
+            } => {
                 self.roots
                     .extend(repos.into_iter().map(|repo| (root, repo)));
+                if let Some(author) = author {
+                    self.authors.entry(author).or_default().roots.insert(root);
+                }
             }
-            IndexChange::RootRemoved { root } => self.roots.retain(|(have, _)| *have != root),
+            IndexChange::AuthorRelays { author, relays } => {
+                self.authors.entry(author).or_default().relays = relays;
+            }
+            IndexChange::RootRemoved { root } => {
+                self.roots.retain(|(have, _)| *have != root);
+                for needs in self.authors.values_mut() {
+                    needs.roots.remove(&root);
+                }
+            }
             other => unreachable!("{other:?} is not in this model"),
         }
     }
@@ -110,8 +145,12 @@ impl Model {
             needs.root_events.extend(own.map(|(root, _)| *root));
             repos.insert(repo.clone(), needs);
         }
-        derive_relay_targets(&repos, &us(), &bootstrap())
+        derive_relay_targets(&repos, &self.authors, &us(), &bootstrap())
     }
+}
+
+fn derived(index: &SyncIndex) -> Targets {
+    derive_relay_targets(index.repos(), &index.authors(), &us(), &bootstrap())
 }
 
 fn view(index: &SyncIndex) -> Targets {
@@ -191,7 +230,11 @@ fn any_threads() -> impl Strategy<Value = Vec<IndexChange>> {
         // Each event with the root of its thread.
         let mut events: Vec<(RootId, RootId)> = roots.keys().map(|root| (*root, *root)).collect();
         for (root, repos) in roots {
-            changes.push(IndexChange::RootAdded { root, repos });
+            changes.push(IndexChange::RootAdded {
+                root,
+                repos,
+                author: None,
+            });
         }
         for (n, (parent, names_root)) in replies.into_iter().enumerate() {
             let (parent, root) = *parent.get(&events);
@@ -320,7 +363,7 @@ proptest! {
             index.apply(batch.clone());
             batch.into_iter().for_each(|change| model.apply(change));
             prop_assert_eq!(view(&index), model.targets());
-            prop_assert_eq!(view(&index), derive_relay_targets(index.repos(), &us(), &bootstrap()));
+            prop_assert_eq!(view(&index), derived(&index));
         }
     }
 
@@ -331,7 +374,7 @@ proptest! {
             let before = view(&index);
             let delta = index.apply(batch);
             let after = view(&index);
-            prop_assert_eq!(&after, &derive_relay_targets(index.repos(), &us(), &bootstrap()));
+            prop_assert_eq!(&after, &derived(&index));
             prop_assert_eq!(delta, SyncDelta {
                 added: surplus(&after, &before),
                 removed: surplus(&before, &after),
@@ -357,6 +400,26 @@ proptest! {
             targets.iter().filter_map(one).collect()
         };
         prop_assert_eq!(actions(&delta.added), actions(&view(&index)));
+    }
+
+    #[test]
+    fn the_relays_of_authors_add_their_roots_and_nothing_else(batches in any_batches()) {
+        let with_mail: Vec<_> = batches.into_iter().flatten().collect();
+        let is_mail = |change: &IndexChange| matches!(change, IndexChange::AuthorRelays { .. });
+        let without = with_mail.iter().filter(|change| !is_mail(change)).cloned();
+        let mut plain = SyncIndex::new(us(), bootstrap());
+        plain.apply(without);
+        let mut index = SyncIndex::new(us(), bootstrap());
+        index.apply(with_mail);
+        let authors = index.authors();
+        for (relay, more) in surplus(&view(&index), &view(&plain)) {
+            prop_assert!(more.repos.is_empty() && more.coordinates.is_empty());
+            for root in &more.root_events {
+                let author = author_of(root).unwrap();
+                prop_assert!(authors[&author].relays.contains(&relay));
+            }
+        }
+        prop_assert_eq!(surplus(&view(&plain), &view(&index)), Targets::new());
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub(crate) fn changes_of(n: usize) -> impl Iterator<Item = IndexChange> {
     let roots = (0..ROOTS_PER_REPO).map(move |i| IndexChange::RootAdded {
         root: root(n, i),
         repos: vec![repo(n)],
+        author: None,
     });
     [announced].into_iter().chain(roots)
 }
@@ -80,7 +81,7 @@ pub(crate) fn connected_relays() -> States {
 /// Returns all actions, derived from scratch.
 pub(crate) fn whole(index: &SyncIndex, relays: &States) -> Vec<(RelayUrl, PendingItems)> {
     actions(
-        &derive_relay_targets(index.repos(), &us(), &BTreeSet::new()),
+        &derive_relay_targets(index.repos(), &index.authors(), &us(), &BTreeSet::new()),
         relays,
     )
 }

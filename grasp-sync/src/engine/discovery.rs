@@ -31,9 +31,12 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
     }
     if kinds::ROOT_KINDS.contains(&event.kind) {
         let repos = repo_refs(event).into_iter().collect();
+        // An update is the author's own answer to their pull request.
+        let is_root = event.kind != kinds::PULL_REQUEST_UPDATE;
         return Some(IndexChange::RootAdded {
             root: event.id.into(),
             repos,
+            author: is_root.then_some(event.pubkey),
         });
     }
     if kinds::REPLY_KINDS.contains(&event.kind) {
@@ -95,6 +98,7 @@ fn reply(event: &Event) -> Option<IndexChange> {
     (!repos.is_empty()).then(|| IndexChange::RootAdded {
         root: event.id.into(),
         repos,
+        author: None,
     })
 }
 
@@ -130,6 +134,7 @@ pub(super) struct Discovery {
     reply_window: Duration,
     quiet: Duration,
     relays_per_repo: usize,
+    follows_authors: bool,
     early: TokenBucket,
     has_caught_up: bool,
     changes: Vec<IndexChange>,
@@ -153,6 +158,7 @@ impl Discovery {
             reply_window: config.reply_window,
             quiet: config.discovery_quiet,
             relays_per_repo: config.relays_per_repo,
+            follows_authors: config.follows_authors,
             early: TokenBucket::new(early),
             has_caught_up: false,
             changes: Vec::new(),
@@ -173,6 +179,7 @@ impl Discovery {
                 return;
             }
             IndexChange::RootRemoved { root } => _ = self.replies.remove(root),
+            IndexChange::RootAdded { author, .. } if !self.follows_authors => *author = None,
             IndexChange::Announced { relays, level, .. } => {
                 let max = match level {
                     SyncLevel::Full => self.relays_per_repo,
@@ -474,7 +481,8 @@ mod tests {
                 found,
                 Some(IndexChange::RootAdded {
                     root,
-                    repos: repos.to_vec()
+                    repos: repos.to_vec(),
+                    author: (kind != kinds::PULL_REQUEST_UPDATE).then_some(keys.public_key()),
                 })
             );
         }
@@ -536,6 +544,7 @@ mod tests {
         let wanted = IndexChange::RootAdded {
             root: event.id.into(),
             repos: vec![repo],
+            author: None,
         };
         assert_eq!(index_change(&event, SyncLevel::Full), Some(wanted));
         let reaction = sign(

@@ -274,7 +274,11 @@ impl Model {
             Step::Root { repo: n, root } => {
                 let root = EventId::from_byte_array([root; 32]).into();
                 let repos = vec![repo(n), repo(n / 2)];
-                self.change(IndexChange::RootAdded { root, repos });
+                self.change(IndexChange::RootAdded {
+                    root,
+                    repos,
+                    author: None,
+                });
             }
             Step::Reply { reply, to } => {
                 let [reply, to] = [reply, to].map(|n| EventId::from_byte_array([n; 32]).into());

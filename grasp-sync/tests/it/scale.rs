@@ -221,6 +221,7 @@ impl World {
                 let change = Some(IndexChange::RootAdded {
                     root: id.into(),
                     repos,
+                    author: None,
                 });
                 accepted.push(Accepted {
                     event: Some(id),
