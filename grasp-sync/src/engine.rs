@@ -73,6 +73,7 @@ mod retry;
 mod session;
 mod subs;
 mod suspended;
+mod visits;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -91,13 +92,14 @@ use self::history::Rng;
 pub use self::io::{
     Accepted, BatchId, ConnId, Delivered, Failure, Fault, Flaw, Frame, Input, InventoryFailed,
     InventoryId, Judged, Outcome, Output, PeerReliability, Places, Report, Request, Row, Said,
-    Source, SubId, SyncMethod,
+    Source, SubId, SyncMethod, VisitId, VisitOutcome,
 };
 use self::job::Method;
 use self::rejected::Rejected;
 pub use self::relay::RelayRecord;
 use self::relay::{EngineState, Records, Relay};
 pub use self::suspended::SuspendedLayer;
+use self::visits::Visits;
 use crate::limits::REQUEST_WATCHDOG;
 use grasp_core::sync::{RequestBudget, SyncIndex};
 
@@ -133,6 +135,7 @@ impl SyncEngine {
             rng: Rng::seeded(config.seed),
             inventories: BTreeMap::new(),
             held_items: BTreeMap::new(),
+            visits: Visits::default(),
             wanted: 0,
             config,
         };
@@ -198,6 +201,8 @@ impl SyncEngine {
             Input::Inventory { request, items } => self.inventory(now, request, items),
             Input::Bootstrap(relays) => self.set_bootstrap(now, relays),
             Input::SyncNow { relay } => self.sync_now(now, &relay),
+            Input::Visit { relay, id, filters } => self.visit(now, relay, id, filters),
+            Input::EndVisit { id } => self.end_visit(now, id),
             Input::Tick => self.tick(now),
         }
         if let Some(changes) = self.discovery.take_if_due(now.mono) {

@@ -196,6 +196,8 @@ impl EventLoop {
             Output::FetchInventory { request, filter } => self.fetch(request, *filter),
             Output::Persist(record) => self.record_writer.write(*record),
             Output::Reoffer { events } => self.reoffer(events),
+            // Nothing in the driver asks for visits.
+            Output::Visited { .. } => {}
             Output::Report(report) => {
                 self.status.note_report(self.clock.now().unix, &report);
                 self.observer.report(&report);

@@ -12,7 +12,7 @@ use grasp_core::sync::{CONFIRMED_RETENTION, FilterHash, PendingItems};
 
 use super::filter::{Layer, compact_all};
 use super::history::CountAs;
-use super::io::{BatchId, JobId, LiveId, Report, SyncMethod};
+use super::io::{BatchId, JobId, LiveId, Report, SyncMethod, VisitId, VisitOutcome};
 use super::job::{Job, JobPhase, Method};
 use super::relay::{Context, InventoryRequest};
 use super::subs::Subs;
@@ -35,12 +35,14 @@ pub(super) enum Purpose {
     Poll(LiveId),
     /// Everything once more by comparison, after a catch-up by date.
     Recheck,
+    /// What a visit asks for.
+    Visit(VisitId),
 }
 
 impl Purpose {
     /// Returns whether history is complete only when it is.
     pub(super) fn is_history(self) -> bool {
-        !matches!(self, Self::Poll(_) | Self::Recheck)
+        !matches!(self, Self::Poll(_) | Self::Recheck | Self::Visit(_))
     }
 
     /// Returns whether it fetches what a live subscription did not bring.
@@ -296,7 +298,9 @@ impl Backlog {
             return;
         }
         let Some(job) = self.end(id) else { return };
-        if let Some(proof) = job.proof(ctx.now.unix) {
+        let batch = self.batch_of(id);
+        let is_visit = batch.is_some_and(|batch| matches!(batch.purpose, Purpose::Visit(_)));
+        if let Some(proof) = job.proof(ctx.now.unix).filter(|_| !is_visit) {
             ctx.history.kept.proofs.add(proof);
         }
         if let Some(batch) = self.batches.get_mut(&id.batch).filter(|_| job.is_paged()) {
@@ -318,6 +322,7 @@ impl Backlog {
             Purpose::Items => confirm(ctx, id, batch),
             Purpose::Poll(live) => self.polled.push((live, batch.began)),
             Purpose::Recheck => ctx.history.rechecked(),
+            Purpose::Visit(visit) => ctx.visited(visit, VisitOutcome::Complete),
             Purpose::Announcements | Purpose::CatchUp | Purpose::MissedLive(_) => {}
         }
     }

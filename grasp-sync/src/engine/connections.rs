@@ -68,8 +68,8 @@ pub(super) fn bounds(total: usize) -> Bounds {
     }
 }
 
-/// Returns the claimant of a connection to a relay: of the owners that list it, the one that holds fewest. It has
-/// authority if a served repository lists the relay.
+/// Returns the claimant of a connection to a relay: of the owners that list it, or else of the authors whose relay it
+/// is, the one that holds fewest. It has authority if a served repository lists the relay.
 pub(super) fn claimant(
     pool: &Pool,
     index: &SyncIndex,
@@ -89,7 +89,9 @@ pub(super) fn claimant(
         has_authority,
     };
     let mut least: Option<(u64, Claimant)> = None;
-    for owner in index.owners(relay, Some(level)) {
+    let authors = index.mail_authors(relay);
+    let authors = authors.filter(|_| !index.is_listed(relay));
+    for owner in index.owners(relay, Some(level)).chain(authors) {
         let held = pool.held_by(&Claimant::default().signed_by(owner));
         if least.is_none_or(|(fewest, _)| held < fewest) {
             least = Some((held, unsigned.signed_by(owner)));
@@ -203,27 +205,30 @@ impl Connections {
         }
     }
 
-    /// Returns whether a relay that had its turn may have to give way to a claimant.
-    pub(super) fn may_replace(&self, now: Mono, claimant: &Claimant) -> bool {
-        self.held
-            .values()
-            .any(|held| held.had_its_turn(now) && self.outranks(claimant, held))
+    /// Returns whether a relay that had its turn, or has visits alone, may have to give way to a claimant.
+    pub(super) fn may_replace(&self, now: Mono, index: &SyncIndex, claimant: &Claimant) -> bool {
+        let mut held = self.held.iter();
+        held.any(|(relay, held)| {
+            !index.is_target(relay) || (held.had_its_turn(now) && self.outranks(claimant, held))
+        })
     }
 
-    /// Returns a relay that had its turn, and without which there is room for a claimant.
+    /// Returns a relay that had its turn, or has visits alone, and without which there is room for a claimant.
     pub(super) fn give_way(
         &mut self,
         now: Mono,
         index: &SyncIndex,
         claimant: &Claimant,
     ) -> Option<RelayUrl> {
-        let had_turn = self.held.iter().filter(|(_, held)| held.had_its_turn(now));
-        let mut lighter: Vec<_> = had_turn
-            .filter(|(_, held)| self.outranks(claimant, held))
+        let lighter = self.held.iter().filter(|(relay, held)| {
+            !index.is_target(relay) || (held.had_its_turn(now) && self.outranks(claimant, held))
+        });
+        let mut lighter: Vec<_> = lighter
             .map(|(relay, held)| {
                 let weight = Reverse(self.weight(&held.claimant));
                 let owners = index.owners_of(relay);
                 (
+                    index.is_target(relay),
                     held.claimant.has_authority,
                     weight,
                     owners,
@@ -426,12 +431,12 @@ mod tests {
         );
         let waiting = connections.claimant(&index, &relays[6], None);
         assert!(!connections.has_room(&relays[6], &waiting));
-        assert!(!connections.may_replace(Mono::from_secs(599), &waiting));
+        assert!(!connections.may_replace(Mono::from_secs(599), &index, &waiting));
         let later = Mono::from_secs(600);
-        assert!(connections.may_replace(later, &waiting));
+        assert!(connections.may_replace(later, &index, &waiting));
         assert!(connections.give_way(later, &index, &waiting).is_some());
         let unserved = connections.claimant(&index, &relays[7], None);
-        assert!(!connections.may_replace(later, &unserved));
+        assert!(!connections.may_replace(later, &index, &unserved));
         let crowd = connections.claimant(&index, &relays[1], None);
         let gives_way = connections.give_way(later, &index, &crowd);
         assert_eq!(gives_way, Some(relays[0].clone()), "its own");

@@ -23,6 +23,7 @@ use super::relay::{Context, InventoryRequest};
 use super::session::{ClosedBy, Session};
 use super::subs::{Blocked, NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
 use super::suspended::RequestMode;
+use super::visits::Scope;
 
 /// Items of local inventories held in memory; above it, history is fetched by pages. An item is 40 bytes.
 const MAX_INVENTORY_ITEMS: usize = 1_000_000;
@@ -446,7 +447,7 @@ impl Session {
             Purpose::CatchUp | Purpose::MissedLive(_) | Purpose::Recheck => {
                 ctx.history.state.confirmed.clone()
             }
-            Purpose::Announcements | Purpose::Poll(_) => return,
+            Purpose::Announcements | Purpose::Poll(_) | Purpose::Visit(_) => return,
         };
         let (began, (since, _)) = (job.began, job.window());
         let method = if since.is_some() {
@@ -603,11 +604,12 @@ impl Session {
             ctx.report(|relay| Report::Negentropy { relay });
         }
         let needed = std::mem::take(&mut found.needed);
-        // Polls compare every few minutes, and would dominate the count.
-        if self
-            .backlog
-            .batch_of(id)
-            .is_some_and(|batch| batch.purpose.is_history())
+        // Polls compare every few minutes, and would dominate the count. Relays of authors need not have our events.
+        if ctx.history.scope == Scope::Full
+            && self
+                .backlog
+                .batch_of(id)
+                .is_some_and(|batch| batch.purpose.is_history())
         {
             note_lacking(ctx, layer, &job.filter(), found);
         }

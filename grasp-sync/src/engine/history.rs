@@ -19,12 +19,15 @@ use super::health::RelayHealth;
 use super::relay::{Context, Link, RelayRecord};
 use super::retry::Wants;
 use super::suspended::Suspended;
+use super::visits::Scope;
 
 /// Everything about a relay that a new connection does not reset.
 #[derive(Debug)]
 pub(super) struct RelayHistory {
     /// The record that it began with. Kept up to date but for what [`record`](Self::record) adds.
     pub(super) kept: RelayRecord,
+    /// What the relay is followed for. A relay that is to be followed for anything else is followed anew.
+    pub(super) scope: Scope,
     pub(super) state: RelayState,
     pub(super) health: RelayHealth,
     pub(super) profile: RelayProfile,
@@ -53,6 +56,8 @@ pub(super) struct RelayHistory {
     pub(super) no_negentropy_reported: bool,
     /// The time at which its record is to be written, if it has changed.
     pub(super) write_at: Option<Mono>,
+    /// The time at which it is left, if it is followed for visits alone and has none.
+    pub(super) leave_at: Option<Mono>,
 }
 
 impl RelayHistory {
@@ -65,6 +70,7 @@ impl RelayHistory {
         config: &Config,
         rng: &mut Rng,
         is_bootstrap: bool,
+        scope: Scope,
         (relay, record): (&RelayUrl, Option<RelayRecord>),
     ) -> Self {
         let is_resumed = record.is_some();
@@ -85,6 +91,7 @@ impl RelayHistory {
         };
         kept.waits_since = Some(kept.waits_since.unwrap_or(now.unix).min(now.unix));
         Self {
+            scope,
             state: RelayState::new(is_bootstrap),
             health: RelayHealth::new(now, config.backoff, &kept, is_bootstrap),
             profile,
@@ -103,6 +110,7 @@ impl RelayHistory {
             listening_times: ListeningTimes::default(),
             no_negentropy_reported: false,
             write_at: None,
+            leave_at: None,
             kept,
         }
     }
@@ -513,8 +521,14 @@ mod tests {
         let config = Config::new("us.example".parse().unwrap());
         let now = Now::new(Mono::from_secs(9), 1_700_000_000.into());
         let relay = "wss://a.example".parse().unwrap();
-        let mut history =
-            RelayHistory::new(now, &config, &mut Rng::seeded(1), false, (&relay, None));
+        let mut history = RelayHistory::new(
+            now,
+            &config,
+            &mut Rng::seeded(1),
+            false,
+            Scope::Full,
+            (&relay, None),
+        );
         history.pace.refused(now.mono);
         let strfry = RelayFacts {
             software: Some("strfry".into()),

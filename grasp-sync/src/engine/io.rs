@@ -77,6 +77,17 @@ pub enum Input {
     /// A full pass of this relay is to begin now; without a connection it is dialled at once, whatever its backoff.
     /// Ignored for a relay that is not followed.
     SyncNow { relay: RelayUrl },
+    /// Everything that a relay has for these filters is to be fetched once, over its connection if it has one. Nothing
+    /// of it stays open. Ends with [`Output::Visited`].
+    Visit {
+        relay: RelayUrl,
+        /// Never used twice.
+        id: VisitId,
+        /// Filters for repositories and roots, without a window or a limit.
+        filters: Vec<Filter>,
+    },
+    /// A visit is to end, if it has not. No output follows from it.
+    EndVisit { id: VisitId },
     /// Time has passed.
     Tick,
 }
@@ -306,6 +317,8 @@ pub enum Output {
         /// The events, verified before.
         events: Vec<Arc<Event>>,
     },
+    /// A visit has ended.
+    Visited { id: VisitId, outcome: VisitOutcome },
     /// Report to the operator: log, metrics, status page.
     Report(Report),
 }
@@ -384,6 +397,19 @@ pub struct ConnId(pub(super) u64);
 /// One request for the local relay's inventory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InventoryId(pub(super) u64);
+
+/// One visit of a relay. Chosen by the one who asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VisitId(pub u64);
+
+/// The outcome of a visit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VisitOutcome {
+    /// The relay gave all that it has for the filters.
+    Complete,
+    /// It did not: there was no connection or it ended, or the relay refused a request or failed to answer.
+    Failed,
+}
 
 /// Identifies a batch in logs and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -24,6 +24,7 @@ use super::missing::Question;
 use super::rejected::Rejected;
 use super::session::Session;
 use super::suspended::{RequestMode, SuspendedLayer};
+use super::visits::Visits;
 use crate::memory::Memory;
 use grasp_core::sync::{MAX_PROOFS, ProofSet, RelaySyncNeeds, SyncIndex};
 
@@ -130,6 +131,7 @@ impl Link {
             failure,
         });
         self.end(ctx);
+        ctx.visits_failed();
     }
 
     /// Handles a message. A relay without a document that begins with a challenge may be a private service.
@@ -154,6 +156,7 @@ impl Link {
         }
         ctx.history.health.lost(ctx.now.mono);
         self.end(ctx);
+        ctx.visits_failed();
         let seen = ctx.history.health.seen(ctx.mono());
         ctx.report(|relay| Report::Reliability { relay, seen });
     }
@@ -182,6 +185,7 @@ impl Link {
     pub(super) fn give_way(&mut self, ctx: &mut Context<'_>) {
         ctx.history.health.set_connected(ctx.now.mono, false);
         self.close(ctx);
+        ctx.visits_failed();
         ctx.report(|relay| Report::GaveWay { relay });
     }
 
@@ -274,9 +278,11 @@ impl Link {
             Self::Dialing { until, .. } => Some(*until),
         };
         let forgiven = ctx.history.health.forgiven_at();
+        let left = ctx.update_leaving(matches!(self, Self::Up(_)));
         own.into_iter()
             .chain(ctx.history.write_at)
             .chain(forgiven)
+            .chain(left)
             .min()
     }
 
@@ -452,6 +458,7 @@ pub(super) struct EngineState {
     pub(super) inventories: BTreeMap<InventoryId, InventoryRequest>,
     /// Events that relays have offered and that are not here yet.
     pub(super) wanted: usize,
+    pub(super) visits: Visits,
     /// Local items that sessions hold in memory.
     pub(super) held_items: BTreeMap<JobId, usize>,
 }

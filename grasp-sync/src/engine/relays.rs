@@ -15,6 +15,7 @@ use super::history::RelayHistory;
 use super::io::{ConnId, Output, Report};
 use super::job::Method;
 use super::relay::{self, Context, Link, Relay, RelayRecord};
+use super::visits::Scope;
 use super::{SyncEngine, connections};
 
 /// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
@@ -22,7 +23,8 @@ pub(super) const MAX_FOLLOWED: usize = 10_000;
 
 impl Relay {
     fn may_be_dialled(&self, now: Now) -> bool {
-        self.link.is_idle() && self.history.health.admit(now.mono) == Admit::Go
+        let is_left = self.history.leave_at.is_some();
+        self.link.is_idle() && !is_left && self.history.health.admit(now.mono) == Admit::Go
     }
 }
 
@@ -62,33 +64,55 @@ impl SyncEngine {
     /// Applies changes of what is wanted, and fetches the history of what is added by this method.
     pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>, method: Method) {
         let delta = self.shared.index.apply(changes);
+        let mut touched = delta.discovered;
+        touched.extend(delta.retired);
+        touched.extend(delta.added.keys().chain(delta.removed.keys()).cloned());
         for (relay, removed) in delta.removed {
             self.with_relay(now, &relay, |_, ctx| relay::forget(ctx, &removed));
         }
-        for relay in delta.retired {
-            self.retire(now, &relay);
-        }
-        self.follow_new(now, delta.discovered);
+        self.update_scopes(now, touched);
         for (relay, added) in &delta.added {
             self.with_relay(now, relay, |link, ctx| link.discovered(ctx, added, method));
         }
     }
 
-    /// Follows relays that have become targets. A relay without room is followed when there is some.
-    fn follow_new(&mut self, now: Now, mut new: BTreeSet<RelayUrl>) {
+    /// Stops following relays for what they are no longer followed for, and follows those that have become targets.
+    /// One that is now followed for something else is followed anew, from its record.
+    fn update_scopes(&mut self, now: Now, touched: BTreeSet<RelayUrl>) {
+        let mut new = BTreeSet::new();
+        for relay in touched {
+            let was = self.relays.get(&relay).map(|known| known.history.scope);
+            let is = self.shared.scope_of(&relay);
+            if was == is {
+                continue;
+            }
+            if was.is_some() {
+                self.retire(now, &relay);
+            }
+            if is.is_some() {
+                new.insert(relay);
+            }
+        }
+        self.follow_new(now, new);
+    }
+
+    /// Follows relays that have become targets. A relay without room is followed when there is some, unless it is for
+    /// a visit.
+    pub(super) fn follow_new(&mut self, now: Now, mut new: BTreeSet<RelayUrl>) {
         if std::mem::take(&mut self.is_full) {
             let targets = self.shared.index.relays();
-            new = targets
-                .filter(|relay| !self.relays.contains_key(*relay))
-                .cloned()
-                .collect();
+            let left_out = targets.filter(|relay| !self.relays.contains_key(*relay));
+            new.extend(left_out.cloned());
         }
         for relay in new {
             // One event can name thousands of relays; a claimant's share limits them.
             let claimant = connections::claimant(&self.followed, &self.shared.index, &relay, None);
             match self.followed.take(&claimant, 1) {
                 Ok(place) => self.follow(now, relay, Some(place)),
-                Err(_) => self.is_full = true,
+                Err(_) => {
+                    self.refuse_visits(&relay);
+                    self.is_full |= self.shared.index.is_target(&relay);
+                }
             }
         }
     }
@@ -97,8 +121,9 @@ impl SyncEngine {
     pub(super) fn follow(&mut self, now: Now, relay: RelayUrl, place: Option<Grant>) {
         let is_bootstrap = place.is_none();
         let record = self.records.0.remove(&relay);
+        let scope = self.shared.scope_of(&relay).unwrap_or(Scope::Visits);
         let (config, rng) = (&self.shared.config, &mut self.shared.rng);
-        let history = RelayHistory::new(now, config, rng, is_bootstrap, (&relay, record));
+        let history = RelayHistory::new(now, config, rng, is_bootstrap, scope, (&relay, record));
         let taken = Relay {
             history,
             link: Link::Idle,
@@ -141,13 +166,12 @@ impl SyncEngine {
         }
         self.connections.set_exempt(&self.shared.config.bootstrap);
         let bootstrap: BTreeSet<&RelayUrl> = self.shared.config.bootstrap.iter().collect();
-        let targets: BTreeSet<RelayUrl> = self.shared.index.relays().cloned().collect();
         let mut named = BTreeSet::new();
         let mut configured = Vec::new();
         for relay in changed {
             if bootstrap.contains(&relay) {
                 configured.push(relay);
-            } else if targets.contains(&relay) {
+            } else if self.shared.scope_of(&relay).is_some() {
                 named.insert(relay);
             }
         }
@@ -177,9 +201,10 @@ impl SyncEngine {
                 continue;
             };
             let is_bootstrap = relay.history.state.is_bootstrap;
+            let scope = relay.history.scope;
             let (config, rng) = (&self.shared.config, &mut self.shared.rng);
             let record = (&url, Some(record));
-            relay.history = RelayHistory::new(now, config, rng, is_bootstrap, record);
+            relay.history = RelayHistory::new(now, config, rng, is_bootstrap, scope, record);
             self.with_relay(now, &url, |link, ctx| link.followed(ctx));
         }
     }
@@ -234,7 +259,11 @@ impl SyncEngine {
         let claimant = self
             .connections
             .claimant(&self.shared.index, relay, address);
+        let is_visit = known.history.scope == Scope::Visits;
         if self.connections.take(relay, claimant).is_err() {
+            if is_visit {
+                return false;
+            }
             let gives_way = self
                 .connections
                 .give_way(now.mono, &self.shared.index, &claimant);
@@ -250,7 +279,7 @@ impl SyncEngine {
         true
     }
 
-    /// Dials relays that may be dialled: healthy ones first, of these the operator's, then those whose owners and
+    /// Dials relays that may be dialled: visits last; healthy ones first, of these the operator's, then those whose owners and
     /// networks have fewest connections, then those that many owners list. Where there is no room, relays take turns.
     pub(super) fn dial(&mut self, now: Now) {
         // There may be thousands of relays, and most inputs make none of them dialable.
@@ -317,14 +346,16 @@ impl SyncEngine {
                         .claimant(index, url, relay.history.kept.address)
                 })
                 .filter(|claimant| self.connections.has_room(url, claimant));
+            let is_visit = relay.history.scope == Scope::Visits;
             let Some(claimant) = claimant else {
-                is_crowded = true;
+                is_crowded |= !is_visit;
                 continue;
             };
             let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
             let need = Reverse(index.owners_of(url));
             let rank = (
+                is_visit,
                 health,
                 !is_exempt,
                 weight,
@@ -349,7 +380,8 @@ impl SyncEngine {
             let claimant =
                 self.connections
                     .claimant(&self.shared.index, url, relay.history.kept.address);
-            let may = relay.may_be_dialled(now) && self.connections.has_host_room(url);
+            let is_target = relay.history.scope != Scope::Visits;
+            let may = is_target && relay.may_be_dialled(now) && self.connections.has_host_room(url);
             let is_next = may && !self.connections.has_room(url, &claimant);
             let health = relay.history.health.health(now.mono);
             let weight = self.connections.weight(&claimant);
@@ -362,7 +394,8 @@ impl SyncEngine {
         let mut waiting: Vec<_> = without_room.collect();
         waiting.sort();
         let mut waiting = waiting.into_iter();
-        let next = waiting.find(|(_, _, its)| self.connections.may_replace(now.mono, its));
+        let index = &self.shared.index;
+        let next = waiting.find(|(_, _, its)| self.connections.may_replace(now.mono, index, its));
         next.map(|(_, url, _)| url.clone())
     }
 
@@ -377,6 +410,10 @@ impl SyncEngine {
             .collect();
         for url in due {
             self.with_relay(now, &url, |link, ctx| link.tick(ctx));
+            let leave_at = self.relays.get(&url).and_then(|one| one.history.leave_at);
+            if leave_at.is_some_and(|at| now.mono >= at) {
+                self.retire(now, &url);
+            }
         }
         self.shared.rejected.expire(now.mono);
     }

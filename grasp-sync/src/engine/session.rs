@@ -23,6 +23,7 @@ use super::live::LiveSet;
 use super::relay::Context;
 use super::subs::{OpenSub, SubKind, Subs};
 use super::suspended::RequestMode;
+use super::visits::Scope;
 
 /// The party that ended a refused subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +100,9 @@ impl Session {
             reported_refusals: BTreeSet::new(),
             ended: None,
         };
-        session.subscribe(ctx, vec![build_announcement_filter(None)]);
+        if ctx.history.scope == Scope::Full {
+            session.subscribe(ctx, vec![build_announcement_filter(None)]);
+        }
         match how {
             StartMode::Fresh => session.fetch_announcements(ctx, None, count_as),
             StartMode::Continue { since } => {
@@ -113,6 +116,7 @@ impl Session {
             }
         }
         session.ask_for_new_items(ctx, count_as);
+        session.begin_visits(ctx);
         session
     }
 
@@ -144,6 +148,7 @@ impl Session {
         self.full_sync = None;
         self.fetch_announcements(ctx, None, count_as);
         self.ask_for_new_items(ctx, count_as);
+        self.begin_visits(ctx);
     }
 
     /// Asks for the items that are wanted from this relay and neither confirmed nor pending.
@@ -188,6 +193,9 @@ impl Session {
     /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
     /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
     fn try_full_sync(&mut self, ctx: &mut Context<'_>, filters: &[Filter]) -> bool {
+        if ctx.history.scope != Scope::Full {
+            return false;
+        }
         let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
         if let Some(full_sync) = &mut self.full_sync {
             full_sync.replaces(bytes);
@@ -269,13 +277,16 @@ impl Session {
             .is_some_and(|limit| bytes >= limit)
     }
 
-    /// Fetches layer 1: completely by comparison, or by pages from `since` on.
+    /// Fetches layer 1: completely by comparison, or by pages from `since` on. Relays of authors are not asked for it.
     fn fetch_announcements(
         &mut self,
         ctx: &mut Context<'_>,
         since: Option<Timestamp>,
         count_as: CountAs,
     ) {
+        if ctx.history.scope != Scope::Full {
+            return;
+        }
         let method = if since.is_some() {
             Method::Page
         } else {
@@ -335,6 +346,7 @@ impl Session {
             self.send_live(ctx);
             self.send_history(ctx);
         }
+        self.end_failed_visits(ctx);
         self.update_progress(ctx);
         if self.recheck_if_due(ctx) && !ctx.history.pace.is_paused(ctx.mono()) {
             self.send_history(ctx);
@@ -363,7 +375,9 @@ impl Session {
         if self.covered_by_full_sync(ctx, &filters) {
             filters = vec![all_events()];
         }
-        filters.push(build_announcement_filter(None));
+        if ctx.history.scope == Scope::Full {
+            filters.push(build_announcement_filter(None));
+        }
         let nothing = PendingItems::default();
         let (purpose, method) = (Purpose::Recheck, Method::Reconcile);
         self.backlog
@@ -598,8 +612,11 @@ impl Session {
             .for_each(|(layer, mode)| self.suspend(ctx, layer, mode));
     }
 
-    /// Updates the progress of history. Changes nothing while a job is at work.
+    /// Updates the progress of history. Changes nothing while a job is at work. A visit has no history.
     pub(super) fn update_progress(&mut self, ctx: &mut Context<'_>) {
+        if ctx.history.scope == Scope::Visits {
+            return;
+        }
         if self.backlog.jobs.is_empty() && self.ended == Some(History::Complete) {
             return;
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use grasp_core::admission::Retry;
 use grasp_core::limits::EoseHint;
 use grasp_core::nostr::event::{EventId, Kind};
+use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::nostr::types::Timestamp;
@@ -13,7 +14,7 @@ use grasp_core::sync::{IndexChange, SyncLevel};
 use grasp_core::{Mono, Now, RelayUrl, RepoId};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Delivered, Fault, Frame, Input, InventoryFailed, InventoryId, Judged,
-    Outcome, Output, RelayFacts, RelayRecord, Row, Said, SubId, SyncEngine,
+    Outcome, Output, RelayFacts, RelayRecord, Row, Said, SubId, SyncEngine, VisitId,
 };
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -32,6 +33,17 @@ enum Step {
     Root {
         repo: u8,
         root: u8,
+    },
+    AuthorRelays {
+        author: u8,
+        relays: Vec<usize>,
+    },
+    Visit {
+        relay: usize,
+        filter: u8,
+    },
+    EndVisit {
+        which: usize,
     },
     Reply {
         reply: u8,
@@ -121,10 +133,14 @@ fn step() -> impl Strategy<Value = Step> {
     let rows = || prop::collection::vec((any::<u16>(), any::<u8>()), 0..12);
     let text = 0..TEXTS.len();
     let relays = prop::collection::vec(0usize..4, 0..4);
+    let author_relays = prop::collection::vec(0usize..6, 0..4);
     prop_oneof![
         2 => (0u8..6, relays, any::<bool>())
             .prop_map(|(repo, relays, full)| Step::Announce { repo, relays, full }),
         3 => (0u8..6, any::<u8>()).prop_map(|(repo, root)| Step::Root { repo, root }),
+        2 => (0u8..3, author_relays).prop_map(|(author, relays)| Step::AuthorRelays { author, relays }),
+        2 => (0usize..8, any::<u8>()).prop_map(|(relay, filter)| Step::Visit { relay, filter }),
+        1 => (0usize..9).prop_map(|which| Step::EndVisit { which }),
         2 => (any::<u8>(), any::<u8>()).prop_map(|(reply, to)| Step::Reply { reply, to }),
         1 => (any::<u8>(), any::<u8>()).prop_map(|(member, of)| Step::Member { member, of }),
         1 => any::<u8>().prop_map(|root| Step::RootRemoved { root }),
@@ -160,6 +176,9 @@ struct Model {
     /// Events to be offered again, and records to be written.
     reoffered: Vec<Vec<Row>>,
     records: Vec<RelayRecord>,
+    /// Visits that have neither ended nor been ended.
+    visits: Vec<VisitId>,
+    visits_begun: u64,
     log: Vec<Output>,
 }
 
@@ -202,6 +221,7 @@ impl Model {
         config.bootstrap = vec![relay(0)];
         config.seed = seed;
         config.can_authenticate = seed % 2 == 0;
+        config.follows_authors = true;
         config.consolidation_threshold = 9;
         config.full_sync_above = (seed % 3 != 0).then_some(900);
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(1_700_000_000));
@@ -215,6 +235,8 @@ impl Model {
             inventories: vec![],
             reoffered: vec![],
             records: vec![],
+            visits: vec![],
+            visits_begun: 0,
             log: vec![],
         }
     }
@@ -236,6 +258,10 @@ impl Model {
                         .push(events.iter().map(|event| crate::sim::row(event)).collect());
                 }
                 Output::Persist(record) => self.records.push((**record).clone()),
+                Output::Visited { id, .. } => {
+                    let place = self.visits.iter().position(|open| open == id);
+                    self.visits.remove(place.expect("a visit ends once"));
+                }
                 _ => {}
             }
         }
@@ -274,11 +300,39 @@ impl Model {
             Step::Root { repo: n, root } => {
                 let root = EventId::from_byte_array([root; 32]).into();
                 let repos = vec![repo(n), repo(n / 2)];
+                let author = Some(PublicKey::from_byte_array([n % 3; 32]));
                 self.change(IndexChange::RootAdded {
                     root,
                     repos,
-                    author: None,
+                    author,
                 });
+            }
+            Step::AuthorRelays { author, relays } => {
+                let author = PublicKey::from_byte_array([author; 32]);
+                let relays = relays.into_iter().map(relay).collect();
+                self.change(IndexChange::AuthorRelays { author, relays });
+            }
+            Step::Visit { relay: n, filter } => {
+                let id = VisitId(self.visits_begun);
+                self.visits_begun += 1;
+                self.visits.push(id);
+                let root = EventId::from_byte_array([filter; 32]);
+                let filters = match filter {
+                    0 => vec![],
+                    1 => vec![Filter::new()],
+                    _ => vec![
+                        Filter::new().event(root),
+                        Filter::new().coordinate(&member(filter)),
+                    ],
+                };
+                let relay = relay(n);
+                self.handle(Input::Visit { relay, id, filters });
+            }
+            Step::EndVisit { which } => {
+                if let Some(id) = pick(&self.visits, which) {
+                    self.visits.retain(|open| *open != id);
+                    self.handle(Input::EndVisit { id });
+                }
             }
             Step::Reply { reply, to } => {
                 let [reply, to] = [reply, to].map(|n| EventId::from_byte_array([n; 32]).into());

@@ -295,7 +295,10 @@ impl World {
             Output::Report(Report::Status { relay, status }) => {
                 self.status.insert(relay, status);
             }
-            Output::Report(_) | Output::Persist(_) | Output::Disconnect { .. } => {}
+            Output::Report(_)
+            | Output::Persist(_)
+            | Output::Visited { .. }
+            | Output::Disconnect { .. } => {}
         }
     }
 

@@ -20,7 +20,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 use grasp_sync::engine::{
     Accepted, Config, ConnId, Delivered, Fault, Frame, Input, Judged, Outcome, Output, RelayRecord,
-    Report, Row, Said, SubId, SyncEngine,
+    Report, Row, Said, SubId, SyncEngine, VisitId, VisitOutcome,
 };
 
 use self::chance::Chance;
@@ -71,6 +71,8 @@ pub(crate) struct Sim {
     /// The addresses of relays, where that matters.
     pub(crate) addresses: BTreeMap<RelayUrl, IpAddr>,
     pub(crate) reports: Vec<Report>,
+    /// Visits that have ended.
+    pub(crate) visited: Vec<(VisitId, VisitOutcome)>,
     /// Everything sent, in order.
     pub(crate) frames: Vec<(Mono, RelayUrl, Frame)>,
     /// Connections requested.
@@ -106,6 +108,7 @@ impl Sim {
             forgers: BTreeSet::new(),
             addresses: BTreeMap::new(),
             reports: Vec::new(),
+            visited: Vec::new(),
             frames: Vec::new(),
             dials: Vec::new(),
             conns: Vec::new(),
@@ -354,6 +357,7 @@ impl Sim {
                 }
             }
             Output::Persist(record) => _ = self.records.insert(record.relay.clone(), *record),
+            Output::Visited { id, outcome } => self.visited.push((id, outcome)),
             Output::Report(report) => self.reports.push(report),
         }
     }
