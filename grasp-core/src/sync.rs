@@ -288,11 +288,6 @@ impl SyncIndex {
         &self.repos
     }
 
-    /// Returns the relays and the roots of authors, as far as they are known.
-    pub fn authors(&self) -> BTreeMap<PublicKey, AuthorNeeds> {
-        self.mail.needs()
-    }
-
     /// Returns the relays from which anything is wanted, and the bootstrap relays.
     pub fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
         let mail = self.mail.relays().filter(|relay| !self.is_listed(relay));
@@ -309,12 +304,6 @@ impl SyncIndex {
     /// Returns whether a repository lists a relay, or it is a bootstrap relay. Of any other target only roots are wanted.
     pub fn is_listed(&self, relay: &RelayUrl) -> bool {
         self.relays.contains_key(relay)
-    }
-
-    /// Returns the authors whose roots are wanted from a relay because it is theirs.
-    pub fn mail_authors(&self, relay: &RelayUrl) -> impl Iterator<Item = PublicKey> {
-        let authors = self.mail.authors(relay).copied();
-        authors.filter(|author| self.wanted_roots_of(author).next().is_some())
     }
 
     /// Returns the number of different owners that list a relay. A single owner can name any number of relays, so this
@@ -509,34 +498,6 @@ impl SyncIndex {
         }
     }
 
-    /// Notes the author of a root that was added, unless there was no room for it.
-    fn authored(&mut self, root: RootId, author: PublicKey, before: &mut Before) {
-        if self.root_repos.of(&root).next().is_none() {
-            return;
-        }
-        for relay in self.mail.relays_of(&author).into_iter().flatten() {
-            before.relay(self, relay);
-        }
-        self.mail.add_root(author, root);
-    }
-
-    /// Replaces the relays of an author.
-    fn author_relays(
-        &mut self,
-        author: PublicKey,
-        mut relays: BTreeSet<RelayUrl>,
-        before: &mut Before,
-    ) {
-        relays.retain(|relay| !self.service.is_own_url(relay.as_str()));
-        for root in self.mail.roots_of(&author) {
-            before.root(self, root);
-        }
-        for relay in &relays {
-            before.relay(self, relay);
-        }
-        self.mail.set_relays(author, relays);
-    }
-
     /// Returns the root of the thread that an event is in, if it is known.
     fn thread_of(&self, event: &RootId) -> Option<RootId> {
         let is_root = || self.root_repos.of(event).next().map(|_| *event);
@@ -628,25 +589,6 @@ impl SyncIndex {
             relays.to_mut().extend(mail.iter().cloned());
         }
         relays
-    }
-
-    /// Returns whether a repository that is wanted in full has the root.
-    fn is_wanted(&self, root: &RootId) -> bool {
-        let mut repos = self.root_repos.of(root);
-        repos.any(|repo| {
-            let needs = self.repos.get(repo);
-            needs.is_some_and(|needs| needs.level == SyncLevel::Full)
-        })
-    }
-
-    fn wanted_roots_of(&self, author: &PublicKey) -> impl Iterator<Item = &RootId> {
-        let roots = self.mail.roots_of(author);
-        roots.filter(|root| self.is_wanted(root))
-    }
-
-    /// Returns whether an author of the relay has a root that is wanted.
-    fn is_mail_target(&self, relay: &RelayUrl) -> bool {
-        self.mail_authors(relay).next().is_some()
     }
 
     /// Returns the relays from which events that refer to a coordinate are wanted.

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nostr::key::PublicKey;
 
-use super::items::AuthorNeeds;
+use super::SyncIndex;
+use super::items::{AuthorNeeds, SyncLevel};
 use super::pairs::Pairs;
 use super::roots::RootId;
+use super::state::Before;
 use crate::RelayUrl;
 
 /// The relays and the roots of authors.
@@ -94,5 +96,65 @@ impl Mail {
             needs.entry(*author).or_default().roots.insert(*root);
         }
         needs
+    }
+}
+
+impl SyncIndex {
+    /// Returns the relays and the roots of authors, as far as they are known.
+    pub fn authors(&self) -> BTreeMap<PublicKey, AuthorNeeds> {
+        self.mail.needs()
+    }
+
+    /// Returns the authors whose roots are wanted from a relay because it is theirs.
+    pub fn mail_authors(&self, relay: &RelayUrl) -> impl Iterator<Item = PublicKey> {
+        let authors = self.mail.authors(relay).copied();
+        authors.filter(|author| self.wanted_roots_of(author).next().is_some())
+    }
+
+    /// Notes the author of a root that was added, unless there was no room for it.
+    pub(super) fn authored(&mut self, root: RootId, author: PublicKey, before: &mut Before) {
+        if self.root_repos.of(&root).next().is_none() {
+            return;
+        }
+        for relay in self.mail.relays_of(&author).into_iter().flatten() {
+            before.relay(self, relay);
+        }
+        self.mail.add_root(author, root);
+    }
+
+    /// Replaces the relays of an author.
+    pub(super) fn author_relays(
+        &mut self,
+        author: PublicKey,
+        mut relays: BTreeSet<RelayUrl>,
+        before: &mut Before,
+    ) {
+        relays.retain(|relay| !self.service.is_own_url(relay.as_str()));
+        for root in self.mail.roots_of(&author) {
+            before.root(self, root);
+        }
+        for relay in &relays {
+            before.relay(self, relay);
+        }
+        self.mail.set_relays(author, relays);
+    }
+
+    /// Returns whether a repository that is wanted in full has the root.
+    pub(super) fn is_wanted(&self, root: &RootId) -> bool {
+        let mut repos = self.root_repos.of(root);
+        repos.any(|repo| {
+            let needs = self.repos.get(repo);
+            needs.is_some_and(|needs| needs.level == SyncLevel::Full)
+        })
+    }
+
+    pub(super) fn wanted_roots_of(&self, author: &PublicKey) -> impl Iterator<Item = &RootId> {
+        let roots = self.mail.roots_of(author);
+        roots.filter(|root| self.is_wanted(root))
+    }
+
+    /// Returns whether an author of the relay has a root that is wanted.
+    pub(super) fn is_mail_target(&self, relay: &RelayUrl) -> bool {
+        self.mail_authors(relay).next().is_some()
     }
 }

@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use grasp_core::RelayUrl;
+use grasp_core::nostr::event::EventId;
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::key::PublicKey;
 use grasp_core::sync::{IndexChange, SyncLevel};
-use grasp_sync::engine::{Accepted, Input, Report};
+use grasp_sync::engine::{Input, Report, VisitId, VisitOutcome};
 
-use crate::setup::{HOUR, MINUTE, Setup, defaults, version};
+use crate::setup::{HOUR, MINUTE, Setup, defaults, secs, version};
 use crate::sim::peer::Peer;
-use crate::sim::script::Script;
+use crate::sim::script::{Neg, Script};
 use crate::sim::world::{relay, repo};
 
 /// Serves a repository of another owner that lists these relays, all of which answer.
@@ -28,26 +31,13 @@ fn served_by_another(setup: &mut Setup, relays: &[RelayUrl]) -> IndexChange {
         relays,
         level: SyncLevel::Full,
     };
-    tell(setup, change.clone());
+    setup.tell(change.clone());
     change
-}
-
-fn tell(setup: &mut Setup, change: IndexChange) {
-    let accepted = Accepted {
-        event: None,
-        is_uncounted: false,
-        change: Some(change),
-    };
-    setup.sim.handle(Input::Accepted(accepted));
 }
 
 /// Returns the relays of this list that are connected.
 fn connected(setup: &Setup, among: &[RelayUrl]) -> usize {
-    let stands = |url: &RelayUrl| {
-        let mut conns = setup.sim.conns.iter().filter(|(to, _)| to == url);
-        conns.any(|(_, conn)| setup.sim.peers[url].is_connected(*conn))
-    };
-    among.iter().filter(|url| stands(url)).count()
+    among.iter().filter(|url| setup.is_connected(url)).count()
 }
 
 /// Returns relays whose names sort before those of all others.
@@ -60,6 +50,7 @@ fn many_relays(count: usize) -> Vec<RelayUrl> {
 fn setup(connections: usize) -> Setup {
     let mut config = defaults();
     config.connections = connections;
+    config.follows_authors = true;
     Setup::new(config, Script::default(), 5)
 }
 
@@ -74,7 +65,7 @@ fn relays_of_one_owner_leave_connections_for_others_also_after_a_restart() {
     setup.run(MINUTE);
     assert_eq!(connected(&setup, &[relay(0)]), 1);
     setup.sim.crash(7);
-    tell(&mut setup, change);
+    setup.tell(change);
     setup.run(10 * MINUTE);
     assert_eq!(
         (connected(&setup, &[relay(0)]), connected(&setup, &relays)),
@@ -99,9 +90,7 @@ fn many_names_of_one_address_leave_connections_for_others_also_after_a_restart()
     assert_eq!(connected(&setup, &[relay(0)]), 1);
     let dials = setup.sim.dials.len();
     setup.sim.crash(7);
-    changes
-        .into_iter()
-        .for_each(|change| tell(&mut setup, change));
+    changes.into_iter().for_each(|change| setup.tell(change));
     setup.run(MINUTE);
     assert_eq!(
         (connected(&setup, &[relay(0)]), connected(&setup, &relays)),
@@ -160,4 +149,86 @@ fn unreachable_relays_do_not_end_other_connections() {
         0
     );
     assert_eq!(connected(&setup, &there), 8);
+}
+
+/// Makes these the relays of an author who has a root that is wanted here.
+fn named_by_an_author(setup: &mut Setup, author: u8, relays: &[RelayUrl]) {
+    for url in relays {
+        let peer = Peer::new(Script::default(), []);
+        setup.sim.peers.insert(url.clone(), peer);
+    }
+    let root = EventId::from_byte_array([author; 32]).into();
+    let author = PublicKey::from_byte_array([author; 32]);
+    setup.tell(IndexChange::RootAdded {
+        root,
+        repos: vec![setup.repo.clone()],
+        author: Some(author),
+    });
+    let relays = relays.iter().cloned().collect();
+    setup.tell(IndexChange::AuthorRelays { author, relays });
+}
+
+#[test]
+fn relays_of_authors_never_take_the_half_that_served_repositories_have() {
+    let mut setup = setup(16);
+    setup.want(SyncLevel::Full);
+    let relays = many_relays(60);
+    for (n, url) in relays.iter().enumerate() {
+        named_by_an_author(&mut setup, n as u8, std::slice::from_ref(url));
+    }
+    setup.run(30 * MINUTE);
+    assert_eq!(connected(&setup, &relays), 8, "half");
+    let served: Vec<RelayUrl> = (0..7)
+        .map(|n| format!("wss://z{n}.example").parse().unwrap())
+        .collect();
+    for url in &served {
+        served_by_another(&mut setup, std::slice::from_ref(url));
+    }
+    setup.run(MINUTE);
+    assert_eq!(connected(&setup, &served), 7);
+    assert_eq!(connected(&setup, &relays), 8);
+}
+
+#[test]
+fn relays_of_one_author_have_a_quarter() {
+    let mut setup = setup(16);
+    setup.want(SyncLevel::Full);
+    let relays = many_relays(60);
+    named_by_an_author(&mut setup, 1, &relays);
+    setup.run(10 * MINUTE);
+    assert_eq!(connected(&setup, &relays), 4);
+}
+
+#[test]
+fn visits_give_way_to_relays_that_repositories_list() {
+    let mut setup = setup(4);
+    let silent = Script {
+        neg: Neg::Silent,
+        silent_one_in: Some(1),
+        ..Script::default()
+    };
+    let visited = many_relays(3);
+    for (n, url) in visited.iter().enumerate() {
+        let peer = Peer::new(silent.clone(), []);
+        setup.sim.peers.insert(url.clone(), peer);
+        let filters = vec![Filter::new().event(EventId::from_byte_array([1; 32]))];
+        setup.sim.handle(Input::Visit {
+            relay: url.clone(),
+            id: VisitId(n as u64),
+            filters,
+        });
+    }
+    setup.run(secs(5));
+    assert_eq!(connected(&setup, &visited), 2, "half, and the third waits");
+    let served: Vec<RelayUrl> = (0..4)
+        .map(|n| format!("wss://z{n}.example").parse().unwrap())
+        .collect();
+    for url in &served {
+        served_by_another(&mut setup, std::slice::from_ref(url));
+    }
+    setup.run(MINUTE);
+    assert_eq!(connected(&setup, &served), 4);
+    assert_eq!(connected(&setup, &visited), 0);
+    let failed = |n| (VisitId(n), VisitOutcome::Failed);
+    assert_eq!(setup.sim.visited, [failed(0), failed(1)]);
 }

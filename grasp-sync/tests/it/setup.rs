@@ -87,12 +87,7 @@ impl Setup {
             relays,
             level,
         };
-        let accepted = Accepted {
-            event: None,
-            is_uncounted: false,
-            change: Some(change),
-        };
-        self.sim.handle(Input::Accepted(accepted));
+        self.tell(change);
     }
 
     pub(crate) fn run(&mut self, length: Duration) -> &mut Self {
@@ -143,13 +138,36 @@ impl Setup {
 
     /// Returns the requests to relay 0 since then: their layer, and whether by reconciliation.
     pub(crate) fn starts_since(&self, since: Mono) -> Vec<Start> {
-        let sent = self
-            .sim
-            .frames
-            .iter()
-            .filter(|(at, to, _)| *at >= since && *to == relay(0));
+        let mut starts = self.starts_at(&relay(0));
+        starts.retain(|start| start.at >= since);
+        starts
+    }
+
+    /// Returns the requests to a relay.
+    pub(crate) fn starts_at(&self, relay: &RelayUrl) -> Vec<Start> {
+        let sent = self.sim.frames.iter().filter(|(_, to, _)| to == relay);
         sent.filter_map(|(at, _, frame)| Start::of(*at, frame))
             .collect()
+    }
+
+    /// Returns how often a relay was dialled.
+    pub(crate) fn dials_of(&self, relay: &RelayUrl) -> usize {
+        self.sim.dials.iter().filter(|(_, to)| to == relay).count()
+    }
+
+    pub(crate) fn is_connected(&self, relay: &RelayUrl) -> bool {
+        let mut conns = self.sim.conns.iter().filter(|(to, _)| to == relay);
+        conns.any(|(_, conn)| self.sim.peers[relay].is_connected(*conn))
+    }
+
+    /// Tells a change of what is wanted.
+    pub(crate) fn tell(&mut self, change: IndexChange) {
+        let accepted = Accepted {
+            event: None,
+            is_uncounted: false,
+            change: Some(change),
+        };
+        self.sim.handle(Input::Accepted(accepted));
     }
 
     pub(crate) fn starts(&self) -> Vec<Start> {
