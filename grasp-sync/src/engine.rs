@@ -281,9 +281,9 @@ pub struct Config {
     pub watchdog: Duration,
     /// Backoff of failing relays.
     pub backoff: BackoffPolicy,
-    /// Connections at the same time, bootstrap relays not counted; half of them at most to relays that only held
-    /// announcements name, a quarter to those of one owner, and to one network half of what is free. Relays that find no
-    /// room take turns. Default: 512.
+    /// Connections at the same time, bootstrap relays not counted; half of them at most to relays that no served
+    /// repository lists, a quarter to those of one owner or author, and to one network half of what is free. Relays that
+    /// find no room take turns; visits give way to them. Default: 512.
     pub connections: usize,
     /// Connections to one host, with any path. Default: 8.
     pub connections_per_host: usize,

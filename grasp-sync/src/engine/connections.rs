@@ -1,9 +1,11 @@
 //! Connections, shared out between the owners that name relays and the networks that relays are in.
 //!
 //! An event can name any relay, and thousands of names can lead to one machine. So a connection is taken from a
-//! [`Pool`] for an owner of a repository that lists the relay, and for the network of the relay's address. Where
+//! [`Pool`] for an owner of a repository that lists the relay, or else for an author whose relay it is, and for the
+//! network of the relay's address. Where
 //! there is no room left, relays take turns: the relay that waits longest is connected to, and one that had its turn
-//! and whose owner or network has more connections gives way. Bootstrap relays are not counted.
+//! and whose owner or network has more connections gives way, or one that has visits alone. Bootstrap relays are not
+//! counted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

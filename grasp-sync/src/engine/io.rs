@@ -460,9 +460,9 @@ impl Ids {
 )]
 #[non_exhaustive]
 pub enum Report {
-    /// A relay has become a target.
+    /// A relay is followed from now on: it has become a target, or has a visit.
     Discovered { relay: RelayUrl },
-    /// A relay is no longer a target.
+    /// A relay is not followed any more. If it is followed for something else from now on, [`Self::Discovered`] follows.
     Retired { relay: RelayUrl },
     /// The status of a connection has changed.
     Status {

@@ -18,7 +18,7 @@ use super::relay::{self, Context, Link, Relay, RelayRecord};
 use super::visits::Scope;
 use super::{SyncEngine, connections};
 
-/// Relays that are followed; half of them at most for held announcements only, a quarter for one owner.
+/// Relays that are followed; half of them at most for no served repository, a quarter for one owner or author.
 pub(super) const MAX_FOLLOWED: usize = 10_000;
 
 impl Relay {
