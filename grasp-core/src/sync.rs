@@ -416,17 +416,7 @@ impl SyncIndex {
             IndexChange::MemberAdded { member, repos, of } => {
                 self.member_added(member, repos, of, before);
             }
-            IndexChange::RootRemoved { root } => {
-                before.root(self, &root);
-                for repo in self.root_repos.take(&root) {
-                    match self.repos.get_mut(&repo) {
-                        Some(needs) => _ = needs.root_events.remove(&root),
-                        None => self.waiting_roots.0.remove(&repo, &root),
-                    }
-                }
-                self.mail.remove_root(&root);
-                self.threads.remove(&root);
-            }
+            IndexChange::RootRemoved { root } => self.root_removed(&root, before),
         }
     }
 
@@ -496,6 +486,18 @@ impl SyncIndex {
             }
             None => {}
         }
+    }
+
+    fn root_removed(&mut self, root: &RootId, before: &mut Before) {
+        before.root(self, root);
+        for repo in self.root_repos.take(root) {
+            match self.repos.get_mut(&repo) {
+                Some(needs) => _ = needs.root_events.remove(root),
+                None => self.waiting_roots.0.remove(&repo, root),
+            }
+        }
+        self.mail.remove_root(root);
+        self.threads.remove(root);
     }
 
     /// Returns the root of the thread that an event is in, if it is known.
