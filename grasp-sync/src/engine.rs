@@ -65,6 +65,7 @@ mod job;
 mod judge;
 mod live;
 mod missing;
+mod progress;
 mod reconcile;
 mod rejected;
 mod relay;

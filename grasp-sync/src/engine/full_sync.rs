@@ -13,13 +13,18 @@ use grasp_core::admission::Retry;
 use grasp_core::nip34::repo_refs;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::sync::{FilterHash, SyncIndex};
+use grasp_core::sync::{FilterHash, PendingItems, SyncIndex, build_layer2_and_layer3_filters};
 
 use super::backlog::Purpose;
 use super::filter::{Layer, wire_len};
+use super::history::CountAs;
 use super::io::{Judged, Outcome};
+use super::job::Method;
 use super::judge::Arrival;
 use super::reconcile::MAX_NEEDED;
+use super::relay::Context;
+use super::session::Session;
+use super::visits::Scope;
 
 /// The cost and benefit of full sync on one connection.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,6 +134,95 @@ impl FullSync {
     /// Notes a comparison that took this time, and is followed by a pause.
     pub(super) fn compared(&mut self, now: Mono, took: Duration) {
         self.compare_at = now + took.saturating_mul(COMPARISON_PAUSE_FACTOR);
+    }
+}
+
+impl Session {
+    /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
+    /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
+    pub(super) fn try_full_sync(&mut self, ctx: &mut Context<'_>, filters: &[Filter]) -> bool {
+        if ctx.history.scope != Scope::Full {
+            return false;
+        }
+        let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
+        if let Some(full_sync) = &mut self.full_sync {
+            full_sync.replaces(bytes);
+            return true;
+        }
+        let filter_bytes = bytes + self.live.items().map(|(_, one)| one.bytes).sum::<usize>();
+        if !self.exceeds_full_sync_limit(ctx, filter_bytes)
+            || ctx.mono() < ctx.history.filters_until
+        {
+            return false;
+        }
+        self.full_sync = Some(FullSync::new(filter_bytes));
+        if self.live.items().next().is_some() {
+            self.live.needs_rebuild = true;
+        } else {
+            self.subscribe(ctx, vec![all_events()]);
+        }
+        true
+    }
+
+    /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
+    /// a few filters are sent as they are.
+    pub(super) fn covered_by_full_sync(&self, ctx: &Context<'_>, filters: &[Filter]) -> bool {
+        let compares = self
+            .full_sync
+            .is_some_and(|full_sync| full_sync.compares(ctx.mono()));
+        compares && !self.backlog.pages_only && self.exceeds_full_sync_limit(ctx, bytes(filters))
+    }
+
+    /// Fetches the history of items on a connection that uses full sync.
+    ///
+    /// Repositories that were just discovered are fetched by filter, in pages: nearly all of their threads are
+    /// missing here, and much that the relay has may belong to others. Their threads and members come by comparison.
+    pub(super) fn fetch_in_full_sync(
+        &mut self,
+        ctx: &mut Context<'_>,
+        items: PendingItems,
+        method: Method,
+        count_as: CountAs,
+    ) {
+        let (repos, threads) = match method {
+            Method::Reconcile => (PendingItems::default(), items),
+            Method::Page => {
+                let PendingItems {
+                    repos,
+                    root_events,
+                    coordinates,
+                } = items;
+                let repos = PendingItems {
+                    repos,
+                    ..PendingItems::default()
+                };
+                (
+                    repos,
+                    PendingItems {
+                        root_events,
+                        coordinates,
+                        ..PendingItems::default()
+                    },
+                )
+            }
+        };
+        let filters = build_layer2_and_layer3_filters(&repos, None, &self.budget);
+        self.backlog
+            .fetch(ctx, Purpose::Items, filters, method, repos, count_as);
+        let filters = build_layer2_and_layer3_filters(&threads, None, &self.budget);
+        let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
+            true => (vec![all_events()], Method::Reconcile),
+            false => (filters, method),
+        };
+        self.backlog
+            .fetch(ctx, Purpose::Items, filters, method, threads, count_as);
+    }
+
+    fn exceeds_full_sync_limit(&self, ctx: &Context<'_>, bytes: usize) -> bool {
+        ctx.history
+            .profile
+            .full_sync_from
+            .is_some_and(|limit| bytes >= limit)
     }
 }
 

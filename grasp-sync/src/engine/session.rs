@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::limits::{Heard, Refusal};
 use grasp_core::Mono;
-use grasp_core::limits::{Admit, EoseHint, PeerText};
+use grasp_core::limits::{EoseHint, PeerText};
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::types::Timestamp;
 use grasp_core::sync::{
@@ -15,8 +15,8 @@ use grasp_core::sync::{
 use super::auth::Auth;
 use super::backlog::{Backlog, Purpose};
 use super::facts::RelayFacts;
-use super::full_sync::{FullSync, all_events, bytes};
-use super::history::{CountAs, PassKind, StartMode, daily_pass};
+use super::full_sync::{FullSync, all_events};
+use super::history::{CountAs, PassKind, StartMode};
 use super::io::{ConnId, Delivered, Frame, Places, Report, Said, SubId};
 use super::job::{Job, Method};
 use super::live::LiveSet;
@@ -190,93 +190,6 @@ impl Session {
             .fetch(ctx, Purpose::Items, filters, method, items, count_as);
     }
 
-    /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
-    /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
-    fn try_full_sync(&mut self, ctx: &mut Context<'_>, filters: &[Filter]) -> bool {
-        if ctx.history.scope != Scope::Full {
-            return false;
-        }
-        let bytes = bytes(filters.iter().filter(|filter| filter.kinds.is_none()));
-        if let Some(full_sync) = &mut self.full_sync {
-            full_sync.replaces(bytes);
-            return true;
-        }
-        let filter_bytes = bytes + self.live.items().map(|(_, one)| one.bytes).sum::<usize>();
-        if !self.exceeds_full_sync_limit(ctx, filter_bytes)
-            || ctx.mono() < ctx.history.filters_until
-        {
-            return false;
-        }
-        self.full_sync = Some(FullSync::new(filter_bytes));
-        if self.live.items().next().is_some() {
-            self.live.needs_rebuild = true;
-        } else {
-            self.subscribe(ctx, vec![all_events()]);
-        }
-        true
-    }
-
-    /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
-    /// a few filters are sent as they are.
-    fn covered_by_full_sync(&self, ctx: &Context<'_>, filters: &[Filter]) -> bool {
-        let compares = self
-            .full_sync
-            .is_some_and(|full_sync| full_sync.compares(ctx.mono()));
-        compares && !self.backlog.pages_only && self.exceeds_full_sync_limit(ctx, bytes(filters))
-    }
-
-    /// Fetches the history of items on a connection that uses full sync.
-    ///
-    /// Repositories that were just discovered are fetched by filter, in pages: nearly all of their threads are
-    /// missing here, and much that the relay has may belong to others. Their threads and members come by comparison.
-    fn fetch_in_full_sync(
-        &mut self,
-        ctx: &mut Context<'_>,
-        items: PendingItems,
-        method: Method,
-        count_as: CountAs,
-    ) {
-        let (repos, threads) = match method {
-            Method::Reconcile => (PendingItems::default(), items),
-            Method::Page => {
-                let PendingItems {
-                    repos,
-                    root_events,
-                    coordinates,
-                } = items;
-                let repos = PendingItems {
-                    repos,
-                    ..PendingItems::default()
-                };
-                (
-                    repos,
-                    PendingItems {
-                        root_events,
-                        coordinates,
-                        ..PendingItems::default()
-                    },
-                )
-            }
-        };
-        let filters = build_layer2_and_layer3_filters(&repos, None, &self.budget);
-        self.backlog
-            .fetch(ctx, Purpose::Items, filters, method, repos, count_as);
-        let filters = build_layer2_and_layer3_filters(&threads, None, &self.budget);
-        let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
-            true => (vec![all_events()], Method::Reconcile),
-            false => (filters, method),
-        };
-        self.backlog
-            .fetch(ctx, Purpose::Items, filters, method, threads, count_as);
-    }
-
-    fn exceeds_full_sync_limit(&self, ctx: &Context<'_>, bytes: usize) -> bool {
-        ctx.history
-            .profile
-            .full_sync_from
-            .is_some_and(|limit| bytes >= limit)
-    }
-
     /// Fetches layer 1: completely by comparison, or by pages from `since` on. Relays of authors are not asked for it.
     fn fetch_announcements(
         &mut self,
@@ -352,37 +265,6 @@ impl Session {
             self.send_history(ctx);
         }
         ctx.report_interruptions();
-    }
-
-    /// Compares everything once more after a catch-up, if its time has come; returns whether it does. A catch-up asks by
-    /// date, and does not find an event that was published during the absence with an older date.
-    fn recheck_if_due(&mut self, ctx: &mut Context<'_>) -> bool {
-        let is_due = ctx.history.recheck_at.is_some_and(|at| ctx.mono() >= at);
-        if !is_due || self.ended != Some(History::Complete) {
-            return false;
-        }
-        if self.backlog.pages_only || ctx.history.no_negentropy_reported {
-            ctx.history.recheck_at = None;
-            return false;
-        }
-        if let Admit::Wait(until) = ctx.history.neg.admit(ctx.mono()) {
-            ctx.history.recheck_at = Some(until);
-            return false;
-        }
-        ctx.history.begin_recheck(ctx.now.mono);
-        let confirmed = ctx.history.state.confirmed.clone();
-        let mut filters = build_layer2_and_layer3_filters(&confirmed, None, &self.budget);
-        if self.covered_by_full_sync(ctx, &filters) {
-            filters = vec![all_events()];
-        }
-        if ctx.history.scope == Scope::Full {
-            filters.push(build_announcement_filter(None));
-        }
-        let nothing = PendingItems::default();
-        let (purpose, method) = (Purpose::Recheck, Method::Reconcile);
-        self.backlog
-            .fetch(ctx, purpose, filters, method, nothing, CountAs::NEW);
-        true
     }
 
     /// Returns whether this message is a challenge before any other of a relay without a document, as that of a private
@@ -610,78 +492,6 @@ impl Session {
             .collect();
         all.into_iter()
             .for_each(|(layer, mode)| self.suspend(ctx, layer, mode));
-    }
-
-    /// Updates the progress of history. Changes nothing while a job is at work. A visit has no history.
-    pub(super) fn update_progress(&mut self, ctx: &mut Context<'_>) {
-        if ctx.history.scope == Scope::Visits {
-            return;
-        }
-        if self.backlog.jobs.is_empty() && self.ended == Some(History::Complete) {
-            return;
-        }
-        let mut outcome = History::Complete;
-        let suspended = ctx.suspended_layers();
-        let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
-        for (id, job) in &self.backlog.jobs {
-            let batch = self.backlog.batches.get(&id.batch);
-            let Some(batch) = batch.filter(|batch| batch.purpose.is_history()) else {
-                continue;
-            };
-            if job.is_at_work(suspended.contains_key(&job.layer), backs_off) {
-                return;
-            }
-            let has_failed = batch.purpose.catches_up() || outcome == History::CatchUpFailed;
-            outcome = if has_failed {
-                History::CatchUpFailed
-            } else {
-                History::BatchesFailed
-            };
-        }
-        if self.ended == Some(outcome) {
-            return;
-        }
-        self.ended = Some(outcome);
-        self.listening_since.get_or_insert(ctx.now.unix);
-        self.end_pass(ctx, outcome);
-        ctx.history.state.history_ended(outcome);
-        ctx.report_status();
-        if outcome == History::Complete {
-            ctx.schedule_write();
-        }
-    }
-
-    /// Ends the pass: everything has been requested. Failed jobs have their own retries; repeating the whole pass for
-    /// them would never end if one refusal is permanent.
-    fn end_pass(&mut self, ctx: &mut Context<'_>, outcome: History) {
-        if std::mem::replace(&mut ctx.history.pass.is_over, true) {
-            return;
-        }
-        if outcome == History::Complete {
-            let made_up_for = std::mem::take(&mut ctx.history.pass.interrupted_before);
-            let interrupted = &mut ctx.history.kept.interrupted;
-            *interrupted = interrupted.saturating_sub(made_up_for);
-        }
-        let (last, bounds) = (Some(ctx.now.unix), ctx.shared.config.full_pass);
-        ctx.history.kept.full_pass_at = last;
-        ctx.history.daily = daily_pass(ctx.now, last, bounds, &mut ctx.shared.rng);
-        if ctx.history.pass.kind == PassKind::Daily {
-            let seen = ctx.history.health.seen(ctx.mono());
-            ctx.report(|relay| Report::Reliability { relay, seen });
-        }
-    }
-
-    /// Returns the time up to which nothing confirmed can be missing, if that is later than the start.
-    pub(super) fn heard_until(&self, now: Timestamp) -> Option<Timestamp> {
-        let mut batches = self.backlog.batches.values();
-        if self.ended.is_none() || batches.any(|batch| batch.purpose.catches_up()) {
-            return None;
-        }
-        self.live
-            .requests
-            .values()
-            .map(|one| one.covered_until(now))
-            .min()
     }
 
     /// Returns when this connection next needs to run.
