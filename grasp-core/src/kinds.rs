@@ -48,6 +48,8 @@ pub const CI_RESULT: Kind = Kind::from_u16(9_842);
 pub const GRASP_LIST: Kind = Kind::GitUserGraspList;
 /// A user's list of private GRASP servers, encrypted.
 pub const PRIVATE_GRASP_LIST: Kind = Kind::from_u16(10_318);
+/// A user's list of relays (NIP-65).
+pub const RELAY_LIST: Kind = Kind::RelayList;
 /// NIP-09 deletion request.
 pub const DELETION: Kind = Kind::EventDeletion;
 /// NIP-62 request to vanish.
@@ -129,6 +131,29 @@ pub const SELF_SUBSCRIPTION_KINDS: [Kind; 12] = [
     CONTAINER,
 ];
 
+/// Kinds that a relay must deliver to its own sync for the relays of users to be asked, too (GRASP-03): those by which
+/// users take part in repositories, and the lists of their relays.
+pub const OUTBOX_KINDS: [Kind; 18] = [
+    ANNOUNCEMENT,
+    PATCH,
+    PULL_REQUEST,
+    PULL_REQUEST_UPDATE,
+    ISSUE,
+    REPLY_KINDS[0],
+    REPLY_KINDS[1],
+    REPLY_KINDS[2],
+    SOFTWARE,
+    SOFTWARE_RELEASE,
+    PROJECT,
+    CONTAINER,
+    Kind::GitStatusOpen,
+    Kind::GitStatusApplied,
+    Kind::GitStatusClosed,
+    Kind::GitStatusDraft,
+    Kind::Reaction,
+    RELAY_LIST,
+];
+
 /// Kinds that authenticate to one server at one time, and are never stored.
 pub const NEVER_STORED_KINDS: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth];
 
@@ -137,4 +162,18 @@ pub const NEVER_STORED_KINDS: [Kind; 2] = [Kind::Authentication, Kind::HttpAuth]
 /// The nostr crate includes kind 41, of which an author has many.
 pub fn is_replaceable(kind: Kind) -> bool {
     matches!(kind.as_u16(), 0 | 3 | 10_000..=19_999)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outbox_kinds_are_those_of_sync_of_participation_and_relay_lists() {
+        let mut all = SELF_SUBSCRIPTION_KINDS.to_vec();
+        all.extend(PARTICIPATION_KINDS);
+        all.push(RELAY_LIST);
+        assert!(all.iter().all(|kind| OUTBOX_KINDS.contains(kind)));
+        assert!(OUTBOX_KINDS.iter().all(|kind| all.contains(kind)));
+    }
 }

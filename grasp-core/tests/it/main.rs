@@ -8,6 +8,7 @@ mod fuzz_corpus;
 mod prop_backoff;
 mod prop_maintainers;
 mod prop_parsers;
+mod prop_people;
 mod prop_push;
 mod prop_resources;
 mod prop_sync_actions;
