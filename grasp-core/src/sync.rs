@@ -108,7 +108,7 @@ use nostr::nips::nip01::Coordinate;
 pub use self::filters::{
     MAX_SHARED_VALUE_BYTES, RequestBudget, build_announcement_filter,
     build_layer2_and_layer3_filters, pack_requests, tagged_one_of_our_repo_event_filters,
-    tagged_one_of_our_root_event_filters,
+    tagged_one_of_our_root_event_filters, tagged_with_a_coordinate_filters,
 };
 
 pub use self::proofs::{FilterHash, MAX_PROOFS, Proof, ProofSet, ProvenItems};

@@ -153,6 +153,7 @@ pub mod local;
 mod memory;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+pub mod outbox;
 #[cfg(feature = "driver")]
 pub mod sidecar;
 

@@ -168,6 +168,15 @@ pub fn tagged_one_of_our_root_event_filters<'a>(
     )
 }
 
+/// Builds the filters of events that tag one of these replaceable or addressable events, which are no repositories.
+pub fn tagged_with_a_coordinate_filters<'a>(
+    coordinates: impl IntoIterator<Item = &'a Coordinate>,
+    budget: &RequestBudget,
+) -> Vec<Filter> {
+    let values = coordinates.into_iter().map(Coordinate::to_string);
+    split(&Filter::new(), &REPO_TAGS, values, budget)
+}
+
 /// Builds the filters of layers 2 and 3 for these items, and of states for those at [`SyncLevel::StateOnly`]. All other
 /// states come with layer 1.
 ///
@@ -433,6 +442,20 @@ mod tests {
         let filters = build_layer2_and_layer3_filters(&items, None, &RequestBudget::default());
         let wanted = format!(r##"{{"#a":["32267:{public_key}:app"]}}"##);
         assert_eq!(json(&filters), [wanted]);
+    }
+
+    #[test]
+    fn a_coordinate_is_tagged_in_three_ways() {
+        let public_key = PublicKey::from_byte_array([1; 32]);
+        let at = Coordinate {
+            kind: kinds::SOFTWARE,
+            public_key,
+            identifier: "app".to_owned(),
+        };
+        let filters = tagged_with_a_coordinate_filters([&at], &RequestBudget::default());
+        let wanted =
+            ["#a", "#A", "#q"].map(|tag| format!(r#"{{"{tag}":["32267:{public_key}:app"]}}"#));
+        assert_eq!(json(&filters), wanted);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod lifecycle;
 mod mail_relays;
 mod memory;
 mod model;
+mod outbox;
 mod prop_limits;
 mod refusals;
 mod scale;

@@ -1,0 +1,352 @@
+//! Finds events where their authors keep them (GRASP-03): at the relays that users name in their relay lists.
+//!
+//! ```text
+//!  local relay ──Learnt, Listed──▶ ┌────────┐ ──Fetch──▶ one relay at a time ──events──▶ local relay
+//!              ──CaughtUp────────▶ │        │ ──Follow─▶ engine: threads, live, where their authors read
+//!  fetches     ──Fetched─────────▶ │ Outbox │ ──Visit──▶ engine: history, where participants and maintainers are
+//!  engine      ──Visited─────────▶ │        │
+//!  timer       ──Tick────────────▶ └────────┘
+//! ```
+//!
+//! A pure machine beside the [engine](crate::engine). It asks for nobody but the users who take part in served
+//! repositories ([`People`]), uses only relay lists that the local relay has stored, and does nothing before the feed has
+//! delivered those. Without such users it has no deadline.
+
+mod authors;
+mod cycles;
+mod groups;
+mod io;
+mod rounds;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::outbox::{Fact, Mailboxes, People};
+use grasp_core::{Mono, RelayUrl, Version, kinds};
+
+use self::authors::{Author, Authors, Standing};
+use self::cycles::Cycles;
+use self::groups::Scope;
+use self::io::TaskIds;
+pub use self::io::{FetchOutcome, Input, OutboxConfig, OutboxStats, Output, TaskId};
+use self::rounds::{Batch, Rounds};
+
+/// Decides whose relays are asked for what and when.
+#[derive(Debug)]
+pub struct Outbox {
+    config: OutboxConfig,
+    /// The relays of the operator.
+    configured: BTreeSet<RelayUrl>,
+    /// The fallback relays as mailboxes.
+    fallback: Mailboxes,
+    people: People,
+    authors: Authors,
+    rounds: Rounds,
+    cycles: Cycles,
+    ids: TaskIds,
+    has_caught_up: bool,
+    /// The time of the last pass, and that of the next.
+    last_pass: Option<Mono>,
+    next_pass: Option<Mono>,
+    deadline: Option<Mono>,
+    out: Vec<Output>,
+}
+
+/// The relays that an author is asked for at, by purpose.
+#[derive(Debug, Default)]
+struct Wanted {
+    live: BTreeSet<RelayUrl>,
+    history: BTreeSet<RelayUrl>,
+}
+
+impl Outbox {
+    /// Creates a machine that knows nothing but its settings.
+    pub fn new(config: OutboxConfig) -> Self {
+        let fallback = config.fallback_relays.iter();
+        let fallback: Vec<RelayUrl> = fallback.take(Mailboxes::MAX_PER_PURPOSE).cloned().collect();
+        Self {
+            configured: config.configured(),
+            fallback: Mailboxes {
+                read: fallback.clone(),
+                write: fallback,
+            },
+            config,
+            people: People::default(),
+            authors: Authors::default(),
+            rounds: Rounds::default(),
+            cycles: Cycles::default(),
+            ids: TaskIds::default(),
+            has_caught_up: false,
+            last_pass: None,
+            next_pass: None,
+            deadline: None,
+            out: Vec::new(),
+        }
+    }
+
+    /// Handles an input.
+    #[must_use = "what is not done is lost"]
+    pub fn handle(&mut self, now: Mono, input: Input) -> Vec<Output> {
+        match input {
+            Input::Learnt(fact) => self.learnt(fact),
+            Input::Listed(list) => self.listed(now, &list),
+            Input::CaughtUp => self.caught_up(),
+            Input::Lost => {
+                self.authors.forget_asks();
+                self.cycles.restart(now);
+            }
+            Input::Fetched { id, outcome } => {
+                if let Some(batch) = self.rounds.answered(now, id) {
+                    self.fetched(now, &batch, outcome);
+                }
+            }
+            Input::Visited { id, is_complete } => {
+                let scope = Scope {
+                    people: &self.people,
+                    authors: &self.authors,
+                    fallback: &self.fallback,
+                };
+                let ids = &mut self.ids;
+                let out = &mut self.out;
+                self.cycles.visited(now, id, is_complete, scope, ids, out);
+            }
+            Input::Bootstrap(relays) => {
+                self.config.bootstrap = relays;
+                self.configured = self.config.configured();
+            }
+            Input::Tick => {}
+        }
+        self.continue_work(now);
+        std::mem::take(&mut self.out)
+    }
+
+    /// Returns when to send the next [`Input::Tick`], if ever. Ask again after each [`handle`](Self::handle).
+    pub fn next_deadline(&self) -> Option<Mono> {
+        self.deadline
+    }
+
+    /// Returns figures for metrics and the status.
+    pub fn stats(&self) -> OutboxStats {
+        OutboxStats {
+            authors: self.people.len(),
+            relays: self.cycles.len(),
+            cursors: self.cycles.cursors(),
+            workers: self.cycles.workers(),
+        }
+    }
+
+    fn learnt(&mut self, fact: Fact) {
+        if let Fact::Removed { id } = &fact {
+            self.unlisted(id);
+        }
+        for author in self.people.apply(fact) {
+            let before = self.wanted(&author);
+            let standing = Standing {
+                is_eligible: self.people.is_eligible(&author),
+                has_root: self.people.has_root(&author),
+                takes_part: self.people.threads_of(&author).next().is_some(),
+                maintains: self.people.maintained_by(&author).next().is_some(),
+            };
+            self.authors.set_standing(author, standing);
+            self.update(author, before);
+        }
+    }
+
+    fn listed(&mut self, now: Mono, list: &Event) {
+        if list.kind != kinds::RELAY_LIST {
+            return;
+        }
+        let author = list.pubkey;
+        let before = self.wanted(&author);
+        let config = &self.config;
+        let mailboxes = Mailboxes::parse(list, &config.own, config.outbound, &self.configured);
+        self.authors.list(author, Version::of(list), mailboxes);
+        self.update(author, before);
+        // What the list names is asked in the same round.
+        if self.has_caught_up {
+            let known = self.authors.get(&author);
+            let known = known.filter(|known| known.standing.is_eligible);
+            for source in known.map(|known| self.sources(known)).unwrap_or_default() {
+                if known.is_some_and(|known| known.is_due(now, &source)) {
+                    self.rounds.add(source, author);
+                }
+            }
+        }
+    }
+
+    fn unlisted(&mut self, list: &EventId) {
+        let Some(author) = self.authors.author_of(list) else {
+            return;
+        };
+        let before = self.wanted(&author);
+        self.authors.unlist(list);
+        self.update(author, before);
+    }
+
+    fn caught_up(&mut self) {
+        if std::mem::replace(&mut self.has_caught_up, true) {
+            return;
+        }
+        let authors: Vec<PublicKey> = self.authors.eligible().map(|(author, _)| *author).collect();
+        for author in authors {
+            self.update(author, Wanted::default());
+        }
+    }
+
+    fn fetched(&mut self, now: Mono, batch: &Batch, outcome: FetchOutcome) {
+        let source = &batch.source;
+        let FetchOutcome::Complete { found, accepted } = outcome else {
+            self.rounds.failed(now, source);
+            for author in &batch.authors {
+                if let Some(author) = self.authors.get_mut(author) {
+                    author.missed(now, source);
+                }
+            }
+            return;
+        };
+        self.rounds.succeeded(source);
+        let is_index = self.config.index_relays.contains(source);
+        for key in &batch.authors {
+            let before = self.wanted(key);
+            let Some(author) = self.authors.get_mut(key) else {
+                continue;
+            };
+            match found.contains(key) {
+                true => author.found(now, source, (self.config.seed, *key)),
+                false => author.missed(now, source),
+            }
+            author.uses_fallback |=
+                is_index && author.mailboxes().is_none() && !accepted.contains(key);
+            self.update(*key, before);
+        }
+    }
+
+    /// Performs what is due.
+    fn continue_work(&mut self, now: Mono) {
+        if let Some(batch) = self.rounds.expired(now) {
+            self.fetched(now, &batch, FetchOutcome::Failed);
+        }
+        self.cycles.end_expired(now, &mut self.out);
+        if self.has_caught_up && !self.people.is_empty() {
+            let last = self.last_pass.map(|last| last + self.config.pass);
+            let next = *self.next_pass.get_or_insert(last.unwrap_or(now).max(now));
+            if now >= next {
+                self.begin_pass(now);
+            }
+        } else {
+            self.next_pass = None;
+        }
+        while self.rounds.is_idle(now) && self.fetch_next(now) {}
+        let scope = Scope {
+            people: &self.people,
+            authors: &self.authors,
+            fallback: &self.fallback,
+        };
+        self.cycles
+            .start_due(now, scope, &mut self.ids, &mut self.out);
+        let deadlines = [
+            self.next_pass,
+            self.rounds.deadline(now),
+            self.cycles.deadline(),
+        ];
+        self.deadline = deadlines.into_iter().flatten().min();
+    }
+
+    fn begin_pass(&mut self, now: Mono) {
+        self.last_pass = Some(now);
+        self.next_pass = Some(now + self.config.pass);
+        let mut due: BTreeMap<RelayUrl, BTreeSet<PublicKey>> = BTreeMap::new();
+        let mut needed = BTreeSet::new();
+        for (key, author) in self.authors.eligible() {
+            for source in self.sources(author) {
+                if author.is_due(now, &source) {
+                    due.entry(source.clone()).or_default().insert(*key);
+                }
+                needed.insert(source);
+            }
+        }
+        self.rounds.begin_pass(now, due, &needed);
+        self.cycles.begin_pass();
+    }
+
+    /// Sends the next request for relay lists; false if there is none.
+    fn fetch_next(&mut self, now: Mono) -> bool {
+        let Some((source, mut authors)) = self.rounds.take(now, &self.configured) else {
+            return false;
+        };
+        // The list of an author may have been replaced meanwhile.
+        authors.retain(|key| {
+            let author = self.authors.get(key);
+            author.is_some_and(|author| {
+                author.standing.is_eligible
+                    && author.is_due(now, &source)
+                    && self.sources(author).contains(&source)
+            })
+        });
+        if authors.is_empty() {
+            return true;
+        }
+        let id = self.ids.next();
+        self.rounds.began(now, id, source.clone(), authors.clone());
+        self.out.push(Output::Fetch {
+            id,
+            configured: self.configured.contains(&source),
+            source,
+            authors,
+        });
+        true
+    }
+
+    /// Returns the relays that are asked for an author's relay list: those that the author writes to, or those that
+    /// should know all lists.
+    fn sources(&self, author: &Author) -> BTreeSet<RelayUrl> {
+        let named = author.mailboxes().map(|mailboxes| &mailboxes.write);
+        match named {
+            Some(relays) if !relays.is_empty() => relays.iter().cloned().collect(),
+            _ => {
+                let relays = self.config.index_relays.iter();
+                relays.chain(&self.config.bootstrap).cloned().collect()
+            }
+        }
+    }
+
+    /// Returns the relays at which an author is asked for.
+    fn wanted(&self, key: &PublicKey) -> Wanted {
+        let mut wanted = Wanted::default();
+        let scope = Scope {
+            people: &self.people,
+            authors: &self.authors,
+            fallback: &self.fallback,
+        };
+        let known = self.authors.get(key).zip(scope.mailboxes(key));
+        let Some((author, mailboxes)) = known.filter(|_| self.has_caught_up) else {
+            return wanted;
+        };
+        if author.standing.has_root {
+            wanted.live.extend(mailboxes.read.iter().cloned());
+        }
+        if author.standing.takes_part {
+            wanted.history.extend(mailboxes.of_participant().cloned());
+        }
+        if author.standing.maintains {
+            wanted.history.extend(mailboxes.read.iter().cloned());
+        }
+        wanted
+    }
+
+    /// Acts on the difference to what was wanted for an author.
+    fn update(&mut self, author: PublicKey, before: Wanted) {
+        let wanted = self.wanted(&author);
+        for relay in before.history.difference(&wanted.history) {
+            self.cycles.remove(relay, &author, &mut self.out);
+        }
+        for relay in wanted.history.difference(&before.history) {
+            self.cycles.add(relay, author);
+        }
+        if wanted.live != before.live {
+            let relays = wanted.live;
+            self.out.push(Output::Follow { author, relays });
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! History: which relay of a user is asked for which part of its history next.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::{Mono, RelayUrl};
+
+use super::groups::{Cursor, Scope};
+use super::io::{Output, TaskId, TaskIds};
+
+/// Visits at the same time.
+const MAX_WORKERS: usize = 32;
+/// Relays that are asked for history, in turn.
+const MAX_RELAYS: usize = 5_000;
+/// Time after which a relay is asked for its history again.
+const CYCLE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
+/// Time after which the next group follows one that failed.
+const FAILED_PAUSE: Duration = Duration::from_secs(5 * 60);
+/// Time that a visit may take, waiting for a connection included.
+const VISIT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+
+/// A relay that users name.
+#[derive(Debug)]
+struct Relay {
+    authors: BTreeSet<PublicKey>,
+    /// The position in its cycle, which is all that is kept of it.
+    cursor: Cursor,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It was never asked.
+    New,
+    Waiting(Mono),
+    Visited(TaskId),
+}
+
+/// The cycles of all relays: one worker per relay, a limited number at the same time, and one new relay per pass.
+#[derive(Debug, Default)]
+pub(super) struct Cycles {
+    relays: BTreeMap<RelayUrl, Relay>,
+    new: BTreeSet<RelayUrl>,
+    waiting: BTreeSet<(Mono, RelayUrl)>,
+    visits: BTreeMap<TaskId, (RelayUrl, Mono)>,
+    allows_new: bool,
+}
+
+impl Cycles {
+    pub(super) fn begin_pass(&mut self) {
+        self.allows_new = true;
+    }
+
+    pub(super) fn add(&mut self, relay: &RelayUrl, author: PublicKey) {
+        if let Some(known) = self.relays.get_mut(relay) {
+            known.authors.insert(author);
+        } else if self.relays.len() < MAX_RELAYS {
+            self.new.insert(relay.clone());
+            let new = Relay {
+                authors: [author].into(),
+                cursor: Cursor::default(),
+                phase: Phase::New,
+            };
+            self.relays.insert(relay.clone(), new);
+        }
+    }
+
+    pub(super) fn remove(&mut self, relay: &RelayUrl, author: &PublicKey, out: &mut Vec<Output>) {
+        let Some(known) = self.relays.get_mut(relay) else {
+            return;
+        };
+        known.authors.remove(author);
+        if !known.authors.is_empty() {
+            return;
+        }
+        match known.phase {
+            Phase::New => _ = self.new.remove(relay),
+            Phase::Waiting(at) => _ = self.waiting.remove(&(at, relay.clone())),
+            Phase::Visited(id) => {
+                self.visits.remove(&id);
+                out.push(Output::EndVisit { id });
+            }
+        }
+        self.relays.remove(relay);
+    }
+
+    /// Begins what is due, as far as there are workers.
+    pub(super) fn start_due(
+        &mut self,
+        now: Mono,
+        scope: Scope<'_>,
+        ids: &mut TaskIds,
+        out: &mut Vec<Output>,
+    ) {
+        while self.visits.len() < MAX_WORKERS {
+            let Some(relay) = self.take_due(now).or_else(|| self.take_new()) else {
+                return;
+            };
+            self.start(now, &relay, scope, ids, out);
+        }
+    }
+
+    /// Ends a visit, and begins the next group of that relay at once.
+    pub(super) fn visited(
+        &mut self,
+        now: Mono,
+        id: TaskId,
+        is_complete: bool,
+        scope: Scope<'_>,
+        ids: &mut TaskIds,
+        out: &mut Vec<Output>,
+    ) {
+        let Some((relay, _)) = self.visits.remove(&id) else {
+            return;
+        };
+        if is_complete {
+            self.start(now, &relay, scope, ids, out);
+        } else {
+            self.wait(&relay, now + FAILED_PAUSE);
+        }
+    }
+
+    /// Ends the visits that take too long.
+    pub(super) fn end_expired(&mut self, now: Mono, out: &mut Vec<Output>) {
+        let visits = self.visits.iter();
+        let expired = visits.filter(|(_, (_, deadline))| now >= *deadline);
+        let expired: Vec<TaskId> = expired.map(|(id, _)| *id).collect();
+        for id in expired {
+            if let Some((relay, _)) = self.visits.remove(&id) {
+                out.push(Output::EndVisit { id });
+                self.wait(&relay, now + FAILED_PAUSE);
+            }
+        }
+    }
+
+    /// Begins all cycles anew.
+    pub(super) fn restart(&mut self, now: Mono) {
+        let relays: Vec<RelayUrl> = self
+            .waiting
+            .iter()
+            .map(|(_, relay)| relay.clone())
+            .collect();
+        self.waiting.clear();
+        for relay in self.relays.values_mut() {
+            relay.cursor = Cursor::default();
+        }
+        for relay in relays {
+            self.wait(&relay, now);
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Mono> {
+        let visits = self.visits.values().map(|(_, deadline)| *deadline);
+        let has_worker = self.visits.len() < MAX_WORKERS;
+        let waiting = self.waiting.first().filter(|_| has_worker);
+        visits.chain(waiting.map(|(at, _)| *at)).min()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.relays.len()
+    }
+
+    pub(super) fn workers(&self) -> usize {
+        self.visits.len()
+    }
+
+    /// Returns the number of cycles that have begun and not ended.
+    pub(super) fn cursors(&self) -> usize {
+        let relays = self.relays.values();
+        relays
+            .filter(|relay| relay.cursor != Cursor::default())
+            .count()
+    }
+
+    fn take_due(&mut self, now: Mono) -> Option<RelayUrl> {
+        let is_due = self.waiting.first().is_some_and(|(at, _)| now >= *at);
+        let due = if is_due {
+            self.waiting.pop_first()
+        } else {
+            None
+        };
+        due.map(|(_, relay)| relay)
+    }
+
+    /// Takes the new relay that most users name.
+    fn take_new(&mut self) -> Option<RelayUrl> {
+        if !self.allows_new {
+            return None;
+        }
+        let authors = |relay: &RelayUrl| self.relays.get(relay).map(|one| one.authors.len());
+        let rank = |relay: &&RelayUrl| (authors(relay), Reverse((*relay).clone()));
+        let relay = self.new.iter().max_by_key(rank)?.clone();
+        self.new.remove(&relay);
+        self.allows_new = false;
+        Some(relay)
+    }
+
+    /// Begins the next group of a relay, or ends its cycle.
+    fn start(
+        &mut self,
+        now: Mono,
+        relay: &RelayUrl,
+        scope: Scope<'_>,
+        ids: &mut TaskIds,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(known) = self.relays.get_mut(relay) else {
+            return;
+        };
+        let group: Option<(Vec<Filter>, Cursor)> = scope.next(relay, &known.authors, &known.cursor);
+        let Some((filters, cursor)) = group else {
+            known.cursor = Cursor::default();
+            return self.wait(relay, now + CYCLE_INTERVAL);
+        };
+        let id = ids.next();
+        known.cursor = cursor;
+        known.phase = Phase::Visited(id);
+        self.visits.insert(id, (relay.clone(), now + VISIT_TIMEOUT));
+        let relay = relay.clone();
+        out.push(Output::Visit { id, relay, filters });
+    }
+
+    fn wait(&mut self, relay: &RelayUrl, until: Mono) {
+        if let Some(known) = self.relays.get_mut(relay) {
+            known.phase = Phase::Waiting(until);
+            self.waiting.insert((until, relay.clone()));
+        }
+    }
+}

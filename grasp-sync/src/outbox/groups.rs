@@ -1,0 +1,178 @@
+//! The parts of a relay's history, in order: repositories whose maintainers read there, then threads.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use grasp_core::nostr::filter::Filter;
+use grasp_core::nostr::key::PublicKey;
+use grasp_core::outbox::{Mailboxes, People, ThreadNo};
+use grasp_core::sync::{
+    RequestBudget, RootId, tagged_one_of_our_repo_event_filters,
+    tagged_one_of_our_root_event_filters, tagged_with_a_coordinate_filters,
+};
+use grasp_core::{RelayUrl, RepoId};
+
+use super::authors::Authors;
+
+/// Repositories or events of one group. A thread is not divided, so that a group may have more events.
+const GROUP: usize = 100;
+
+/// The last item that was asked for in a cycle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Cursor {
+    #[default]
+    Begin,
+    Repo(RepoId),
+    Repos,
+    Thread(ThreadNo),
+}
+
+/// All that groups are made of.
+#[derive(Clone, Copy)]
+pub(super) struct Scope<'a> {
+    pub(super) people: &'a People,
+    pub(super) authors: &'a Authors,
+    pub(super) fallback: &'a Mailboxes,
+}
+
+/// The events of a thread that are asked for by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Root,
+    All,
+}
+
+impl Scope<'_> {
+    /// Returns the filters of the group after the cursor, and the cursor after it; `None` at the end.
+    pub(super) fn next(
+        &self,
+        relay: &RelayUrl,
+        authors: &BTreeSet<PublicKey>,
+        cursor: &Cursor,
+    ) -> Option<(Vec<Filter>, Cursor)> {
+        let after = match cursor {
+            Cursor::Begin => None,
+            Cursor::Repo(repo) => Some(repo),
+            Cursor::Repos => return self.next_threads(relay, authors, None),
+            Cursor::Thread(last) => return self.next_threads(relay, authors, Some(*last)),
+        };
+        let repos = self.next_repos(relay, authors, after);
+        let Some(last) = repos.last() else {
+            return self.next_threads(relay, authors, None);
+        };
+        let budget = RequestBudget::default();
+        let filters = tagged_one_of_our_repo_event_filters(repos.iter().copied(), None, &budget);
+        let cursor = if repos.len() < GROUP {
+            Cursor::Repos
+        } else {
+            Cursor::Repo((*last).clone())
+        };
+        Some((filters, cursor))
+    }
+
+    /// Returns the next repositories of maintainers who read at the relay.
+    fn next_repos(
+        &self,
+        relay: &RelayUrl,
+        authors: &BTreeSet<PublicKey>,
+        after: Option<&RepoId>,
+    ) -> BTreeSet<&RepoId> {
+        let mut repos = BTreeSet::new();
+        for author in authors {
+            if !self.reads_at(author, relay) {
+                continue;
+            }
+            for repo in self.people.maintained_by(author) {
+                if Some(repo) > after {
+                    repos.insert(repo);
+                }
+                if repos.len() > GROUP {
+                    repos.pop_last();
+                }
+            }
+        }
+        repos
+    }
+
+    fn next_threads(
+        &self,
+        relay: &RelayUrl,
+        authors: &BTreeSet<PublicKey>,
+        after: Option<ThreadNo>,
+    ) -> Option<(Vec<Filter>, Cursor)> {
+        let threads = self.threads(relay, authors, after);
+        let mut ids: Vec<RootId> = Vec::new();
+        let mut coordinates = BTreeSet::new();
+        let mut last = None;
+        for (thread, part) in threads {
+            if ids.len() >= GROUP {
+                break;
+            }
+            last = Some(thread);
+            ids.extend(self.people.root(thread).map(RootId::from));
+            if part == Part::All {
+                ids.extend(self.people.descendants(thread).map(RootId::from));
+                coordinates.extend(self.people.coordinates(thread));
+            }
+        }
+        let budget = RequestBudget::default();
+        let mut filters = tagged_one_of_our_root_event_filters(&ids, None, &budget);
+        filters.extend(tagged_with_a_coordinate_filters(coordinates, &budget));
+        Some((filters, Cursor::Thread(last?)))
+    }
+
+    /// Returns the next threads: those that authors take part in who may have written there, and the roots of
+    /// repositories whose maintainers read there.
+    fn threads(
+        &self,
+        relay: &RelayUrl,
+        authors: &BTreeSet<PublicKey>,
+        after: Option<ThreadNo>,
+    ) -> BTreeMap<ThreadNo, Part> {
+        let mut threads = BTreeMap::new();
+        let mut repos = BTreeSet::new();
+        for author in authors {
+            if self.takes_part_at(author, relay) {
+                for thread in self.people.threads_of(author) {
+                    if Some(thread) > after {
+                        insert(&mut threads, thread, Part::All);
+                    }
+                }
+            }
+            if self.reads_at(author, relay) {
+                repos.extend(self.people.maintained_by(author));
+            }
+        }
+        for repo in repos {
+            for thread in self.people.threads_of_repo(repo, after).take(GROUP) {
+                insert(&mut threads, thread, Part::Root);
+            }
+        }
+        threads
+    }
+
+    fn takes_part_at(&self, author: &PublicKey, relay: &RelayUrl) -> bool {
+        let mailboxes = self.mailboxes(author);
+        mailboxes.is_some_and(|one| one.of_participant().any(|named| named == relay))
+    }
+
+    fn reads_at(&self, author: &PublicKey, relay: &RelayUrl) -> bool {
+        let mailboxes = self.mailboxes(author);
+        mailboxes.is_some_and(|one| one.read.contains(relay))
+    }
+
+    /// Returns the relays that count as those of an author.
+    pub(super) fn mailboxes(&self, author: &PublicKey) -> Option<&Mailboxes> {
+        let author = self.authors.get(author)?;
+        let fallback = author.uses_fallback.then_some(self.fallback);
+        author.mailboxes().or(fallback)
+    }
+}
+
+/// Adds a thread, of which the first are kept.
+fn insert(threads: &mut BTreeMap<ThreadNo, Part>, thread: ThreadNo, part: Part) {
+    let known = threads.entry(thread).or_insert(part);
+    *known = part.max(*known);
+    if threads.len() > GROUP {
+        threads.pop_last();
+    }
+}
