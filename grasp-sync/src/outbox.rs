@@ -30,7 +30,7 @@ use self::cycles::Cycles;
 use self::groups::Scope;
 use self::io::TaskIds;
 pub use self::io::{FetchOutcome, Input, OutboxConfig, OutboxStats, Output, TaskId};
-use self::rounds::{Batch, Rounds};
+use self::rounds::{Batch, MAX_AUTHORS_PER_BATCH, Rounds};
 
 /// Decides whose relays are asked for what and when.
 #[derive(Debug)]
@@ -169,7 +169,7 @@ impl Outbox {
             let known = known.filter(|known| known.standing.is_eligible);
             for source in known.map(|known| self.sources(known)).unwrap_or_default() {
                 if known.is_some_and(|known| known.is_due(now, &source)) {
-                    self.rounds.add(source, author);
+                    self.rounds.add(source);
                 }
             }
         }
@@ -256,12 +256,12 @@ impl Outbox {
     fn begin_pass(&mut self, now: Mono) {
         self.last_pass = Some(now);
         self.next_pass = Some(now + self.config.pass);
-        let mut due: BTreeMap<RelayUrl, BTreeSet<PublicKey>> = BTreeMap::new();
+        let mut due: BTreeMap<RelayUrl, usize> = BTreeMap::new();
         let mut needed = BTreeSet::new();
-        for (key, author) in self.authors.eligible() {
+        for (_, author) in self.authors.eligible() {
             for source in self.sources(author) {
                 if author.is_due(now, &source) {
-                    due.entry(source.clone()).or_default().insert(*key);
+                    *due.entry(source.clone()).or_default() += 1;
                 }
                 needed.insert(source);
             }
@@ -272,18 +272,21 @@ impl Outbox {
 
     /// Sends the next request for relay lists; false if there is none.
     fn fetch_next(&mut self, now: Mono) -> bool {
-        let Some((source, mut authors)) = self.rounds.take(now, &self.configured) else {
+        let Some(source) = self.rounds.next(now, &self.configured) else {
             return false;
         };
-        // The list of an author may have been replaced meanwhile.
-        authors.retain(|key| {
-            let author = self.authors.get(key);
-            author.is_some_and(|author| {
-                author.standing.is_eligible
-                    && author.is_due(now, &source)
-                    && self.sources(author).contains(&source)
-            })
-        });
+        let mut authors = Vec::new();
+        for (key, author) in self.authors.eligible() {
+            if authors.len() < MAX_AUTHORS_PER_BATCH
+                && author.is_due(now, &source)
+                && self.sources(author).contains(&source)
+            {
+                authors.push(*key);
+            }
+        }
+        if authors.len() < MAX_AUTHORS_PER_BATCH {
+            self.rounds.done(&source);
+        }
         if authors.is_empty() {
             return true;
         }
@@ -339,10 +342,10 @@ impl Outbox {
     fn update(&mut self, author: PublicKey, before: Wanted) {
         let wanted = self.wanted(&author);
         for relay in before.history.difference(&wanted.history) {
-            self.cycles.remove(relay, &author, &mut self.out);
+            self.cycles.remove(relay, &mut self.out);
         }
         for relay in wanted.history.difference(&before.history) {
-            self.cycles.add(relay, author);
+            self.cycles.add(relay);
         }
         if wanted.live != before.live {
             let relays = wanted.live;

@@ -1,6 +1,5 @@
 //! The users who take part in served repositories, and the threads that they take part in.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nostr::event::EventId;
@@ -81,7 +80,7 @@ struct Thread {
     root: EventId,
     author: PublicKey,
     at: Timestamp,
-    repos: Vec<RepoId>,
+    repos: Box<[RepoId]>,
     descendants: Vec<(EventId, PublicKey)>,
     coordinates: Vec<Box<Coordinate>>,
 }
@@ -100,8 +99,8 @@ impl Thread {
 /// What makes an author eligible.
 #[derive(Clone, Debug, Default)]
 struct Author {
-    /// Threads of served repositories that it takes part in, the newest first.
-    threads: BTreeSet<(Reverse<Timestamp>, ThreadNo)>,
+    /// Threads of served repositories that it takes part in with their dates, sorted; most authors have few.
+    threads: Vec<(u32, ThreadNo)>,
     /// Served repositories that it owns or maintains.
     repos: BTreeSet<RepoId>,
 }
@@ -159,7 +158,7 @@ impl People {
     /// Returns whether a user has begun a thread of a served repository.
     pub fn has_root(&self, author: &PublicKey) -> bool {
         let threads = self.authors.get(author).into_iter();
-        let mut threads = threads.flat_map(|author| &author.threads);
+        let mut threads = threads.flat_map(|author| author.threads.iter().rev());
         threads.any(|(_, number)| {
             let thread = self.threads.get(number);
             thread.is_some_and(|thread| thread.author == *author)
@@ -169,7 +168,7 @@ impl People {
     /// Returns the newest threads that a user takes part in, up to [`MAX_THREADS_PER_AUTHOR`].
     pub fn threads_of(&self, author: &PublicKey) -> impl Iterator<Item = ThreadNo> {
         let threads = self.authors.get(author).into_iter();
-        let threads = threads.flat_map(|author| &author.threads);
+        let threads = threads.flat_map(|author| author.threads.iter().rev());
         threads
             .take(MAX_THREADS_PER_AUTHOR)
             .map(|(_, number)| *number)
@@ -265,6 +264,11 @@ impl People {
             let repo = self.repos.entry(repo.clone()).or_default();
             repo.threads.insert(number);
         }
+        // Those of the index, whose texts are shared.
+        let repos = repos
+            .iter()
+            .filter_map(|repo| self.repos.get_key_value(repo));
+        let repos = repos.map(|(repo, _)| repo.clone()).collect();
         self.thread_of.insert(id, number);
         let thread = Thread {
             root: id,
@@ -333,6 +337,8 @@ impl People {
         if thread.descendants.len() >= MAX_DESCENDANTS {
             return false;
         }
+        // Most threads are short.
+        thread.descendants.reserve_exact(1);
         thread.descendants.push((event.id, event.author));
         let at = thread.at;
         self.thread_of.insert(event.id, number);
@@ -435,10 +441,14 @@ impl People {
         if self.authors.len() >= MAX_PARTICIPANTS && !self.authors.contains_key(&author) {
             return;
         }
-        let is_new = !self.authors.contains_key(&author);
         let begins = self.begins(&author, number);
         let threads = &mut self.authors.entry(author).or_default().threads;
-        if threads.insert((Reverse(at), number)) && (is_new || begins) {
+        let Err(position) = threads.binary_search(&(date(at), number)) else {
+            return;
+        };
+        let is_first = threads.is_empty();
+        threads.insert(position, (date(at), number));
+        if is_first || begins {
             self.changed.insert(author);
         }
     }
@@ -449,12 +459,15 @@ impl People {
         let Some((known, at)) = self.authors.get_mut(author).zip(at) else {
             return;
         };
-        known.threads.remove(&(Reverse(at), number));
-        let is_gone = known.threads.is_empty() && known.repos.is_empty();
-        if is_gone {
+        let Ok(position) = known.threads.binary_search(&(date(at), number)) else {
+            return;
+        };
+        known.threads.remove(position);
+        let was_last = known.threads.is_empty();
+        if was_last && known.repos.is_empty() {
             self.authors.remove(author);
         }
-        if is_gone || begins {
+        if was_last || begins {
             self.changed.insert(*author);
         }
     }
@@ -483,6 +496,11 @@ impl People {
         }
         self.changed.insert(*author);
     }
+}
+
+/// Returns a date in few bytes; the order is what matters.
+fn date(at: Timestamp) -> u32 {
+    u32::try_from(at.as_secs()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

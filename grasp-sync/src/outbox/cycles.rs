@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::nostr::filter::Filter;
-use grasp_core::nostr::key::PublicKey;
 use grasp_core::{Mono, RelayUrl};
 
 use super::groups::{Cursor, Scope};
@@ -25,7 +24,8 @@ const VISIT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// A relay that users name.
 #[derive(Debug)]
 struct Relay {
-    authors: BTreeSet<PublicKey>,
+    /// The number of users who name it.
+    authors: usize,
     /// The position in its cycle, which is all that is kept of it.
     cursor: Cursor,
     phase: Phase,
@@ -54,13 +54,14 @@ impl Cycles {
         self.allows_new = true;
     }
 
-    pub(super) fn add(&mut self, relay: &RelayUrl, author: PublicKey) {
+    /// Notes that one more user names a relay.
+    pub(super) fn add(&mut self, relay: &RelayUrl) {
         if let Some(known) = self.relays.get_mut(relay) {
-            known.authors.insert(author);
+            known.authors += 1;
         } else if self.relays.len() < MAX_RELAYS {
             self.new.insert(relay.clone());
             let new = Relay {
-                authors: [author].into(),
+                authors: 1,
                 cursor: Cursor::default(),
                 phase: Phase::New,
             };
@@ -68,12 +69,13 @@ impl Cycles {
         }
     }
 
-    pub(super) fn remove(&mut self, relay: &RelayUrl, author: &PublicKey, out: &mut Vec<Output>) {
+    /// Notes that one user fewer names a relay.
+    pub(super) fn remove(&mut self, relay: &RelayUrl, out: &mut Vec<Output>) {
         let Some(known) = self.relays.get_mut(relay) else {
             return;
         };
-        known.authors.remove(author);
-        if !known.authors.is_empty() {
+        known.authors = known.authors.saturating_sub(1);
+        if known.authors > 0 {
             return;
         }
         match known.phase {
@@ -190,9 +192,11 @@ impl Cycles {
         if !self.allows_new {
             return None;
         }
-        let authors = |relay: &RelayUrl| self.relays.get(relay).map(|one| one.authors.len());
-        let rank = |relay: &&RelayUrl| (authors(relay), Reverse((*relay).clone()));
-        let relay = self.new.iter().max_by_key(rank)?.clone();
+        let ranked = self.new.iter().map(|relay| {
+            let authors = self.relays.get(relay).map(|known| known.authors);
+            (authors, Reverse(relay))
+        });
+        let relay = ranked.max().map(|(_, Reverse(relay))| relay.clone())?;
         self.new.remove(&relay);
         self.allows_new = false;
         Some(relay)
@@ -210,7 +214,7 @@ impl Cycles {
         let Some(known) = self.relays.get_mut(relay) else {
             return;
         };
-        let group: Option<(Vec<Filter>, Cursor)> = scope.next(relay, &known.authors, &known.cursor);
+        let group: Option<(Vec<Filter>, Cursor)> = scope.next(relay, &known.cursor);
         let Some((filters, cursor)) = group else {
             known.cursor = Cursor::default();
             return self.wait(relay, now + CYCLE_INTERVAL);

@@ -43,21 +43,16 @@ enum Part {
 
 impl Scope<'_> {
     /// Returns the filters of the group after the cursor, and the cursor after it; `None` at the end.
-    pub(super) fn next(
-        &self,
-        relay: &RelayUrl,
-        authors: &BTreeSet<PublicKey>,
-        cursor: &Cursor,
-    ) -> Option<(Vec<Filter>, Cursor)> {
+    pub(super) fn next(&self, relay: &RelayUrl, cursor: &Cursor) -> Option<(Vec<Filter>, Cursor)> {
         let after = match cursor {
             Cursor::Begin => None,
             Cursor::Repo(repo) => Some(repo),
-            Cursor::Repos => return self.next_threads(relay, authors, None),
-            Cursor::Thread(last) => return self.next_threads(relay, authors, Some(*last)),
+            Cursor::Repos => return self.next_threads(relay, None),
+            Cursor::Thread(last) => return self.next_threads(relay, Some(*last)),
         };
-        let repos = self.next_repos(relay, authors, after);
+        let repos = self.next_repos(relay, after);
         let Some(last) = repos.last() else {
-            return self.next_threads(relay, authors, None);
+            return self.next_threads(relay, None);
         };
         let budget = RequestBudget::default();
         let filters = tagged_one_of_our_repo_event_filters(repos.iter().copied(), None, &budget);
@@ -70,14 +65,9 @@ impl Scope<'_> {
     }
 
     /// Returns the next repositories of maintainers who read at the relay.
-    fn next_repos(
-        &self,
-        relay: &RelayUrl,
-        authors: &BTreeSet<PublicKey>,
-        after: Option<&RepoId>,
-    ) -> BTreeSet<&RepoId> {
+    fn next_repos(&self, relay: &RelayUrl, after: Option<&RepoId>) -> BTreeSet<&RepoId> {
         let mut repos = BTreeSet::new();
-        for author in authors {
+        for (author, _) in self.authors.eligible() {
             if !self.reads_at(author, relay) {
                 continue;
             }
@@ -96,10 +86,9 @@ impl Scope<'_> {
     fn next_threads(
         &self,
         relay: &RelayUrl,
-        authors: &BTreeSet<PublicKey>,
         after: Option<ThreadNo>,
     ) -> Option<(Vec<Filter>, Cursor)> {
-        let threads = self.threads(relay, authors, after);
+        let threads = self.threads(relay, after);
         let mut ids: Vec<RootId> = Vec::new();
         let mut coordinates = BTreeSet::new();
         let mut last = None;
@@ -122,15 +111,10 @@ impl Scope<'_> {
 
     /// Returns the next threads: those that authors take part in who may have written there, and the roots of
     /// repositories whose maintainers read there.
-    fn threads(
-        &self,
-        relay: &RelayUrl,
-        authors: &BTreeSet<PublicKey>,
-        after: Option<ThreadNo>,
-    ) -> BTreeMap<ThreadNo, Part> {
+    fn threads(&self, relay: &RelayUrl, after: Option<ThreadNo>) -> BTreeMap<ThreadNo, Part> {
         let mut threads = BTreeMap::new();
         let mut repos = BTreeSet::new();
-        for author in authors {
+        for (author, _) in self.authors.eligible() {
             if self.takes_part_at(author, relay) {
                 for thread in self.people.threads_of(author) {
                     if Some(thread) > after {

@@ -12,7 +12,7 @@ use super::authors::pause;
 use super::io::TaskId;
 
 /// Authors per request.
-const MAX_AUTHORS_PER_BATCH: usize = 100;
+pub(super) const MAX_AUTHORS_PER_BATCH: usize = 100;
 /// Time after which an answer is no longer waited for.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between an answer and the next request.
@@ -41,7 +41,8 @@ struct Source {
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     sources: BTreeMap<RelayUrl, Source>,
-    queue: BTreeMap<RelayUrl, BTreeSet<PublicKey>>,
+    /// Relays that are to be asked, with the number of authors at the start of the pass.
+    queue: BTreeMap<RelayUrl, usize>,
     /// The relay that was asked last.
     last: Option<RelayUrl>,
     /// True if this pass may still ask a new relay.
@@ -55,7 +56,7 @@ impl Rounds {
     pub(super) fn begin_pass(
         &mut self,
         now: Mono,
-        due: BTreeMap<RelayUrl, BTreeSet<PublicKey>>,
+        due: BTreeMap<RelayUrl, usize>,
         needed: &BTreeSet<RelayUrl>,
     ) {
         self.allows_new = true;
@@ -65,8 +66,13 @@ impl Rounds {
     }
 
     /// Adds what has become due during a pass.
-    pub(super) fn add(&mut self, source: RelayUrl, author: PublicKey) {
-        self.queue.entry(source).or_default().insert(author);
+    pub(super) fn add(&mut self, source: RelayUrl) {
+        *self.queue.entry(source).or_default() += 1;
+    }
+
+    /// Removes a relay that is asked for nobody any more in this pass.
+    pub(super) fn done(&mut self, source: &RelayUrl) {
+        self.queue.remove(source);
     }
 
     /// Returns whether a batch may begin now.
@@ -74,13 +80,9 @@ impl Rounds {
         self.batch.is_none() && now >= self.next_batch && !self.queue.is_empty()
     }
 
-    /// Takes the next relay and some of its authors from the queue. The first of the relays never asked before is the
-    /// one that `configured` has, then that of most authors.
-    pub(super) fn take(
-        &mut self,
-        now: Mono,
-        configured: &BTreeSet<RelayUrl>,
-    ) -> Option<(RelayUrl, Vec<PublicKey>)> {
+    /// Returns the next relay of the queue. The first of the relays never asked before is the one that `configured` has,
+    /// then that of most authors.
+    pub(super) fn next(&mut self, now: Mono, configured: &BTreeSet<RelayUrl>) -> Option<RelayUrl> {
         let source = match self.next_new(configured) {
             Some(source) => {
                 self.allows_new = false;
@@ -90,18 +92,7 @@ impl Rounds {
         };
         self.sources.entry(source.clone()).or_default();
         self.last = Some(source.clone());
-        let waiting = self.queue.get_mut(&source)?;
-        let mut authors = Vec::new();
-        while authors.len() < MAX_AUTHORS_PER_BATCH {
-            let Some(author) = waiting.pop_first() else {
-                break;
-            };
-            authors.push(author);
-        }
-        if waiting.is_empty() {
-            self.queue.remove(&source);
-        }
-        Some((source, authors))
+        Some(source)
     }
 
     fn next_new(&self, configured: &BTreeSet<RelayUrl>) -> Option<RelayUrl> {
@@ -110,14 +101,11 @@ impl Rounds {
         }
         let new = self.queue.iter();
         let new = new.filter(|(relay, _)| !self.sources.contains_key(*relay));
-        let rank = |(relay, authors): &(&RelayUrl, &BTreeSet<PublicKey>)| {
-            (
-                configured.contains(*relay),
-                authors.len(),
-                Reverse((*relay).clone()),
-            )
-        };
-        new.max_by_key(rank).map(|(relay, _)| relay.clone())
+        let ranked = new.map(|(relay, authors)| {
+            let is_configured = configured.contains(relay);
+            (is_configured, *authors, Reverse(relay))
+        });
+        ranked.max().map(|(_, _, Reverse(relay))| relay.clone())
     }
 
     /// Returns the next relay in turn.
