@@ -67,6 +67,7 @@ mod client;
 pub(crate) mod codec;
 mod connection;
 mod intake;
+mod mailboxes;
 mod outbound;
 mod perform;
 mod records;
@@ -96,6 +97,7 @@ pub use self::records::{NoRecords, RecordFile, RecordStore};
 pub use self::status::{Counts, Failed, Log, Observer, RelayStatus, Status};
 use crate::engine::{Config, Report};
 use crate::local::SyncedRelay;
+use crate::outbox::OutboxConfig;
 
 /// The settings of a [`Syncer`].
 ///
@@ -127,6 +129,9 @@ pub struct Settings {
     pub records: Box<dyn RecordStore>,
     /// Receiver of reports. Default: the log.
     pub observer: Arc<dyn Observer>,
+    /// Asks the relays of users, too (GRASP-03). Address, bootstrap relays, policy and seed are those of these settings. A
+    /// private service never does. Default: no.
+    pub outbox: Option<OutboxConfig>,
     /// Limits of connections.
     pub limits: Limits,
     /// Source of time. Default: the machine's clocks.
@@ -146,6 +151,7 @@ impl Settings {
             keys: None,
             records: Box::new(NoRecords),
             observer: Arc::new(Log),
+            outbox: None,
             limits: Limits::default(),
             clock: Clock::system(),
         }
@@ -169,6 +175,13 @@ impl Settings {
     #[must_use]
     pub fn with_records(mut self, records: impl RecordStore) -> Self {
         self.records = Box::new(records);
+        self
+    }
+
+    /// Asks the relays of users who take part in served repositories, too (GRASP-03).
+    #[must_use]
+    pub fn with_outbox(mut self, outbox: OutboxConfig) -> Self {
+        self.outbox = Some(outbox);
         self
     }
 

@@ -61,10 +61,12 @@ use grasp_core::limits::Health;
 pub use self::table::ALL;
 use self::table::{
     ATTEMPTS, CONNECTED, CONSOLIDATIONS, COVERAGE, DEAD, DOWN, EVENTS, FAILURES, GAPS, HEALTH,
-    INTERRUPTIONS, MISSING, ONLINE, PAGED, RECEIVED, REFUSALS, REQUESTS, TRACKED, UP, UPTIME,
+    INTERRUPTIONS, MISSING, ONLINE, OUTBOX_AUTHORS, OUTBOX_CURSORS, OUTBOX_RELAYS, OUTBOX_WORKERS,
+    PAGED, RECEIVED, REFUSALS, REQUESTS, TRACKED, UP, UPTIME,
 };
 use crate::driver::{Log, Observer, RelayStatus, Status};
 use crate::engine::{Report, Source};
+use crate::outbox::OutboxStats;
 
 /// The definition of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +207,25 @@ pub fn record_status(metrics: &impl MetricSink, relays: &BTreeMap<RelayUrl, Rela
     metrics.set(&DEAD, &[], count(|status| status.health == Health::Dead));
 }
 
+/// Sets the figures of the outbox; none if it does not run.
+pub fn record_outbox(metrics: &impl MetricSink, stats: Option<OutboxStats>) {
+    for metric in [
+        &OUTBOX_AUTHORS,
+        &OUTBOX_RELAYS,
+        &OUTBOX_CURSORS,
+        &OUTBOX_WORKERS,
+    ] {
+        metrics.clear(metric);
+    }
+    let Some(stats) = stats else {
+        return;
+    };
+    metrics.set(&OUTBOX_AUTHORS, &[], stats.authors as f64);
+    metrics.set(&OUTBOX_RELAYS, &[], stats.relays as f64);
+    metrics.set(&OUTBOX_CURSORS, &[], stats.cursors as f64);
+    metrics.set(&OUTBOX_WORKERS, &[], stats.workers as f64);
+}
+
 /// The metrics of a syncer, for programs without a registry. Also writes the reports to the log. Clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct SyncMetrics(Arc<Mutex<BTreeMap<&'static str, Series>>>);
@@ -220,6 +241,7 @@ impl SyncMetrics {
     pub fn render(&self, status: &Status) -> String {
         let current = Self::default();
         record_status(&current, &status.relays);
+        record_outbox(&current, status.outbox);
         let mut families = self.families();
         families.append(&mut current.families());
         let mut text = String::new();

@@ -155,13 +155,14 @@ impl Sidecar {
 }
 
 impl SyncedRelay for Sidecar {
-    /// Streams everything of these kinds but replies: the relay may have many that belong to no repository of ours.
+    /// Streams everything of these kinds but replies and reactions: the relay may have many that belong to no repository
+    /// of ours.
     fn accepted(&self, kinds: &[Kind]) -> BoxStream<'static, News> {
         let (sender, news) = mpsc::channel(NEWS_QUEUE);
         let ours = kinds
             .iter()
             .copied()
-            .filter(|kind| !REPLY_KINDS.contains(kind))
+            .filter(|kind| !REPLY_KINDS.contains(kind) && *kind != Kind::Reaction)
             .collect();
         let (held, held_events) = mpsc::channel(NEWS_QUEUE);
         self.held.send_replace(Some(held));

@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::Limits;
 use super::codec::{self, RelayMessage};
 use super::connection::authentication;
-use super::outbound::{Outbound, Socket};
+use super::outbound::{Outbound, Route, Socket};
 use crate::engine::{Fault, Said, SubId, split, split_by_kind};
 use crate::limits::{Ending, Heard, Next, PageRequest, Pager, PagerConfig, Refusal};
 
@@ -34,7 +34,7 @@ pub enum Unanswered {
     Closed(String),
 }
 
-/// A websocket to a relay that the operator named, which may be at any address.
+/// A websocket to a relay.
 pub struct Client {
     socket: Socket,
     subs: u64,
@@ -104,26 +104,33 @@ impl PagedRead<'_> {
 }
 
 /// Returns whether a notice refuses the request that was sent last.
-fn is_refusal(notice: &str) -> bool {
+pub(super) fn is_refusal(notice: &str) -> bool {
     let refusal = Refusal::read(Heard::Notice, notice);
     refusal.is_about_the_filter() || refusal == Refusal::DroppedStart
 }
 
 impl Client {
-    /// Connects to a relay.
+    /// Connects to a relay that the operator named, which may be at any address.
     pub async fn connect(
         relay: &RelayUrl,
         outbound: &Outbound,
         limits: &Limits,
     ) -> Result<Self, Fault> {
-        let upgrade = async {
-            outbound
-                .route(relay, Provenance::Operator)
-                .await?
-                .upgrade(relay, limits)
-                .await
+        let connecting = async {
+            let route = outbound.route(relay, Provenance::Operator).await?;
+            Self::open(relay, &route, limits).await
         };
-        let upgraded = timeout(limits.handshake_timeout, upgrade).await;
+        let connected = timeout(limits.handshake_timeout, connecting).await;
+        connected.unwrap_or(Err(Fault::Unreachable))
+    }
+
+    /// Opens a websocket to a relay whose addresses were checked.
+    pub(crate) async fn open(
+        relay: &RelayUrl,
+        route: &Route,
+        limits: &Limits,
+    ) -> Result<Self, Fault> {
+        let upgraded = timeout(limits.handshake_timeout, route.upgrade(relay, limits)).await;
         let (socket, _) = upgraded.unwrap_or(Err(Fault::Unreachable))?;
         let Limits {
             idle_timeout: idle,

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use grasp_core::admission::{Origin, Retry, SyncPath};
-use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::nostr::event::{Event, EventId, Kind};
+use grasp_core::outbox::Fact;
 use grasp_core::{Mono, RelayUrl, RepoId, ServiceIdentity, Verified, kinds};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -23,6 +24,7 @@ use super::Clock;
 use crate::engine::{Accepted, ConnId, Input, Judged, Outcome, Row, SubId, index_change};
 use crate::local::{News, SyncedRelay, Taken};
 use crate::memory::Memory;
+use crate::outbox;
 use grasp_core::sync::{IndexChange, SyncLevel};
 
 pub(crate) const MAX_BATCH_EVENTS: usize = 512;
@@ -200,13 +202,18 @@ impl Intake {
 
     /// Offers events again that the engine kept. They are verified again, since it keeps plain events.
     pub(crate) async fn offer_again(&self, own: &RelayUrl, events: Vec<Arc<Event>>) {
+        let events = events.into_iter().map(Arc::unwrap_or_clone).collect();
+        self.offer_found(own, events).await;
+    }
+
+    /// Verifies events that no connection of the engine brought, and offers them to the local relay. Returns the judgement
+    /// of each, once the engine has it.
+    pub(crate) async fn offer_found(&self, relay: &RelayUrl, events: Vec<Event>) -> Vec<Judged> {
         let (sub, path) = (SubId(0), SyncPath::CatchUp);
-        let item = |event| Item {
-            sub,
-            path,
-            event: Arc::unwrap_or_clone(event),
-        };
-        let items = events.into_iter().map(item).collect();
+        let items = events
+            .into_iter()
+            .map(|event| Item { sub, path, event })
+            .collect();
         let (checked, _) = self
             .check(Chunk {
                 items,
@@ -214,14 +221,18 @@ impl Intake {
             })
             .await;
         let judging = judging(&checked);
-        let judged = self
-            .ingest(own, checked)
+        let judged: Vec<Judged> = self
+            .ingest(relay, checked)
             .await
             .into_values()
             .flatten()
             .collect();
-        let _ = self.inputs.send(Input::Reoffered { judged }).await;
+        let offered = Input::Reoffered {
+            judged: judged.clone(),
+        };
+        let _ = self.inputs.send(offered).await;
         self.end_judging(judging).await;
+        judged
     }
 
     /// Offers verified events to the local relay, and remembers its answers. Returns one answer for each event in any
@@ -438,6 +449,25 @@ impl Following {
         }
     }
 
+    /// Returns what the outbox learns from news. Held events take part in nothing yet.
+    fn outbox_input(&self, news: &News) -> Option<outbox::Input> {
+        let fact = match news {
+            News::CaughtUp => return Some(outbox::Input::CaughtUp),
+            News::Lost => return Some(outbox::Input::Lost),
+            News::Accepted(event) if event.kind == kinds::RELAY_LIST => {
+                return Some(outbox::Input::Listed(Arc::clone(event)));
+            }
+            News::Accepted(event) => match self.change(event, SyncLevel::Full) {
+                Some(IndexChange::Unlisted { repo, .. }) => Fact::Retired { repo },
+                _ => Fact::of(event)?,
+            },
+            News::Held(_) => return None,
+            News::Retired(repo) => Fact::Retired { repo: repo.clone() },
+            News::Removed(id) => Fact::Removed { id: *id },
+        };
+        Some(outbox::Input::Learnt(fact))
+    }
+
     fn lists_us(&self, relays: &[RelayUrl]) -> bool {
         self.follows_unlisted
             || relays
@@ -446,33 +476,67 @@ impl Following {
     }
 }
 
-/// Passes the feed to the engine, for ever.
+/// The receivers of the feed.
+pub(crate) struct Followers {
+    pub(crate) engine: mpsc::Sender<Input>,
+    /// The outbox, if it runs.
+    pub(crate) outbox: Option<mpsc::Sender<outbox::Input>>,
+}
+
+impl Followers {
+    fn kinds(&self) -> &'static [Kind] {
+        match &self.outbox {
+            Some(_) => &kinds::OUTBOX_KINDS,
+            None => &kinds::SELF_SUBSCRIPTION_KINDS,
+        }
+    }
+
+    /// Passes an input on; false if nobody receives any more.
+    async fn send(&self, input: Input) -> bool {
+        self.engine.send(input).await.is_ok()
+    }
+
+    async fn send_to_outbox(&self, input: Option<outbox::Input>) {
+        if let (Some(outbox), Some(input)) = (&self.outbox, input) {
+            let _ = outbox.send(input).await;
+        }
+    }
+}
+
+/// Passes the feed to the engine and the outbox, for ever.
 pub(crate) async fn follow_feed(
     local: Arc<dyn SyncedRelay>,
     following: Following,
     recent: Arc<Mutex<Recent>>,
-    inputs: mpsc::Sender<Input>,
+    followers: Followers,
 ) {
     let mut announced = AnnouncedRepos::default();
     loop {
-        let mut feed = local.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
+        let mut feed = local.accepted(followers.kinds());
         announced.feed_began(local.tells_held());
         let mut is_live = false;
         while let Some(news) = feed.next().await {
             if news == News::CaughtUp {
                 is_live = true;
                 for repo in announced.caught_up() {
+                    let fact = Fact::Retired { repo: repo.clone() };
+                    followers
+                        .send_to_outbox(Some(outbox::Input::Learnt(fact)))
+                        .await;
                     let retired = changed(IndexChange::Retired { repo });
-                    if inputs.send(Input::Accepted(retired)).await.is_err() {
+                    if !followers.send(Input::Accepted(retired)).await {
                         return;
                     }
                 }
             }
+            followers
+                .send_to_outbox(following.outbox_input(&news))
+                .await;
             let Some(input) = to_input(news, is_live, &following, &recent) else {
                 continue;
             };
             announced.note(&input);
-            if inputs.send(input).await.is_err() {
+            if !followers.send(input).await {
                 return;
             }
         }

@@ -15,15 +15,19 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio::time::timeout;
 
 use super::connection::{Handle, Shared, Target};
-use super::intake::{Following, Intake};
+use super::intake::{Followers, Following, Intake};
+use super::mailboxes::{MailboxReader, Request};
 use super::outbound::Outbound;
 use super::records::RecordWriter;
 use super::status::{Observer, Status};
 use super::{Clock, Command, Settings, Task, intake};
 use crate::engine::{
-    ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Report, Row, SyncEngine,
+    Accepted, ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Report, Row, SyncEngine,
+    VisitId, VisitOutcome,
 };
 use crate::local::SyncedRelay;
+use crate::outbox::{self, FetchOutcome, Outbox, OutboxConfig, TaskId};
+use grasp_core::sync::IndexChange;
 
 /// Inputs that may wait; senders wait when there are more.
 const INPUT_QUEUE: usize = 1_024;
@@ -31,9 +35,24 @@ const CONCURRENT_INVENTORIES: usize = 2;
 /// Time that the local relay may take for an inventory.
 const INVENTORY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The owner of the engine.
+/// An input of one of the machines.
+enum Work {
+    Engine(Input),
+    Outbox(outbox::Input),
+}
+
+/// The outbox, and the task that makes its requests.
+struct RunningOutbox {
+    machine: Outbox,
+    reader: MailboxReader,
+}
+
+/// The owner of the engine and the outbox.
 pub(super) struct EventLoop {
     engine: SyncEngine,
+    outbox: Option<RunningOutbox>,
+    /// The inputs of the outbox; closed if it does not run.
+    outbox_inbox: mpsc::Receiver<outbox::Input>,
     clock: Clock,
     shared: Arc<Shared>,
     handles: BTreeMap<ConnId, Handle>,
@@ -65,20 +84,39 @@ impl EventLoop {
         let mut config = settings.engine;
         config.can_authenticate = settings.keys.is_some();
         config.recheck_announcements |= !local.tells_held();
+        // What a private service has is nobody else's business, not even its addresses.
+        let outbox = settings.outbox.filter(|_| !config.is_private);
+        config.follows_authors = outbox.is_some();
         let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let following = Following {
             own: config.own.clone(),
             follows_unlisted: config.follow_unlisted,
         };
-        let feed = Task::spawn(intake::follow_feed(
-            local,
-            following,
-            recent,
-            inputs.clone(),
-        ));
+        let (outbox_inputs, outbox_inbox) = mpsc::channel(INPUT_QUEUE);
+        let followers = Followers {
+            engine: inputs.clone(),
+            outbox: outbox.is_some().then(|| outbox_inputs.clone()),
+        };
+        let feed = Task::spawn(intake::follow_feed(local, following, recent, followers));
+        let outbound = Outbound::new(settings.outbound, &settings.roots);
+        let outbox = outbox.map(|outbox| RunningOutbox {
+            machine: Outbox::new(OutboxConfig {
+                own: config.own.clone(),
+                outbound: settings.outbound,
+                bootstrap: config.bootstrap.clone(),
+                seed: config.seed,
+                ..outbox
+            }),
+            reader: MailboxReader::start(
+                outbound.clone(),
+                settings.limits.clone(),
+                intake.clone(),
+                outbox_inputs,
+            ),
+        });
         let shared = Shared {
-            outbound: Outbound::new(settings.outbound, &settings.roots),
+            outbound,
             keys: settings.keys,
             limits: settings.limits,
             intake,
@@ -87,6 +125,8 @@ impl EventLoop {
         };
         let mut event_loop = Self {
             engine: SyncEngine::new(clock.now(), config),
+            outbox,
+            outbox_inbox,
             clock,
             shared: Arc::new(shared),
             handles: BTreeMap::new(),
@@ -106,6 +146,8 @@ impl EventLoop {
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         loop {
             let deadline = self.engine.next_deadline();
+            let outbox = self.outbox.as_ref();
+            let outbox_deadline = outbox.and_then(|outbox| outbox.machine.next_deadline());
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(Command::Stop(reply)) => {
@@ -117,7 +159,11 @@ impl EventLoop {
                     None => return self.finish().await,
                 },
                 Some(input) = self.inbox.recv() => self.handle(input),
+                Some(input) = self.outbox_inbox.recv() => self.work(Work::Outbox(input)),
                 () = until(&self.clock, deadline) => self.handle(Input::Tick),
+                () = until(&self.clock, outbox_deadline) => {
+                    self.work(Work::Outbox(outbox::Input::Tick));
+                }
             }
         }
     }
@@ -133,7 +179,10 @@ impl EventLoop {
                 let status = self.status.has_settled().then(|| self.status.clone());
                 let _ = reply.send(status);
             }
-            Command::Bootstrap(relays) => self.handle(Input::Bootstrap(relays)),
+            Command::Bootstrap(relays) => {
+                self.work(Work::Outbox(outbox::Input::Bootstrap(relays.clone())));
+                self.handle(Input::Bootstrap(relays));
+            }
             Command::SyncNow(relay, reply) => {
                 let _ = reply.send(self.status.relays.contains_key(&relay));
                 // What was stored a minute ago may be lost by now: that is one reason to compare.
@@ -152,27 +201,47 @@ impl EventLoop {
         self.status.at = now.unix;
         self.status.wanted(self.engine.wanted());
         self.status.retries(now, self.engine.retries());
+        let outbox = self.outbox.as_ref();
+        self.status.outbox = outbox.map(|outbox| outbox.machine.stats());
+    }
+
+    fn handle(&mut self, input: Input) {
+        self.work(Work::Engine(input));
     }
 
     /// Handles an input, and the inputs that follow from it at once.
-    fn handle(&mut self, input: Input) {
-        let mut inputs = VecDeque::from([input]);
-        while let Some(input) = inputs.pop_front() {
-            self.status.note_input(&input);
-            if let Input::ConnectFailed { conn, .. } | Input::Disconnected { conn, .. } = &input {
-                self.handles.remove(conn);
+    fn work(&mut self, work: Work) {
+        let mut waiting = VecDeque::from([work]);
+        while let Some(work) = waiting.pop_front() {
+            match work {
+                Work::Engine(input) => waiting.extend(self.handle_one(input)),
+                Work::Outbox(input) => {
+                    let Some(outbox) = &mut self.outbox else {
+                        continue;
+                    };
+                    let outputs = outbox.machine.handle(self.clock.now().mono, input);
+                    let reader = &outbox.reader;
+                    let outputs = outputs.into_iter();
+                    waiting.extend(outputs.filter_map(|output| perform_outbox(reader, output)));
+                }
             }
-            let outputs = self.engine.handle(self.clock.now(), input);
-            inputs.extend(
-                outputs
-                    .into_iter()
-                    .filter_map(|output| self.perform(output)),
-            );
         }
     }
 
-    /// Performs an output; returns an input if it failed at once.
-    fn perform(&mut self, output: Output) -> Option<Input> {
+    fn handle_one(&mut self, input: Input) -> Vec<Work> {
+        self.status.note_input(&input);
+        if let Input::ConnectFailed { conn, .. } | Input::Disconnected { conn, .. } = &input {
+            self.handles.remove(conn);
+        }
+        let outputs = self.engine.handle(self.clock.now(), input);
+        outputs
+            .into_iter()
+            .filter_map(|output| self.perform(output))
+            .collect()
+    }
+
+    /// Performs an output; returns the input that follows at once, if any.
+    fn perform(&mut self, output: Output) -> Option<Work> {
         match output {
             Output::Connect {
                 relay,
@@ -180,24 +249,26 @@ impl EventLoop {
                 configured,
                 needs_document,
             } => {
-                let from = match configured {
-                    true => Provenance::Operator,
-                    false => Provenance::Event,
-                };
                 self.connect(Target {
                     relay,
                     conn,
-                    from,
+                    from: provenance(configured),
                     needs_document,
                 });
             }
             Output::Disconnect { conn, .. } => _ = self.handles.remove(&conn),
-            Output::Send { relay, conn, frame } => return self.send(relay, conn, frame),
+            Output::Send { relay, conn, frame } => {
+                return self.send(relay, conn, frame).map(Work::Engine);
+            }
+            Output::Visited { id, outcome } => {
+                return Some(Work::Outbox(outbox::Input::Visited {
+                    id: TaskId(id.0),
+                    is_complete: outcome == VisitOutcome::Complete,
+                }));
+            }
             Output::FetchInventory { request, filter } => self.fetch(request, *filter),
             Output::Persist(record) => self.record_writer.write(*record),
             Output::Reoffer { events } => self.reoffer(events),
-            // Nothing in the driver asks for visits.
-            Output::Visited { .. } => {}
             Output::Report(report) => {
                 self.status.note_report(self.clock.now().unix, &report);
                 self.observer.report(&report);
@@ -249,6 +320,48 @@ impl EventLoop {
         self.handles.clear();
         let records = self.engine.records(self.clock.now());
         self.record_writer.finish(records).await;
+    }
+}
+
+/// Performs an output of the outbox; returns the input that follows at once, if any.
+fn perform_outbox(reader: &MailboxReader, output: outbox::Output) -> Option<Work> {
+    let input = match output {
+        outbox::Output::Fetch {
+            id,
+            source,
+            authors,
+            configured,
+        } => {
+            let request = Request {
+                id,
+                source,
+                from: provenance(configured),
+                authors,
+            };
+            let outcome = FetchOutcome::Failed;
+            let failed = Work::Outbox(outbox::Input::Fetched { id, outcome });
+            return (!reader.send(request)).then_some(failed);
+        }
+        outbox::Output::Visit { id, relay, filters } => Input::Visit {
+            relay,
+            id: VisitId(id.0),
+            filters,
+        },
+        outbox::Output::EndVisit { id } => Input::EndVisit { id: VisitId(id.0) },
+        outbox::Output::Follow { author, relays } => Input::Accepted(Accepted {
+            event: None,
+            is_uncounted: false,
+            change: Some(IndexChange::AuthorRelays { author, relays }),
+        }),
+    };
+    Some(Work::Engine(input))
+}
+
+fn provenance(configured: bool) -> Provenance {
+    if configured {
+        Provenance::Operator
+    } else {
+        Provenance::Event
     }
 }
 

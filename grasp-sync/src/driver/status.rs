@@ -9,6 +9,7 @@ use grasp_core::nostr::types::Timestamp;
 use grasp_core::{Mono, Now, RelayUrl};
 
 use crate::engine::{Fault, Input, Judged, Outcome, PeerReliability, Report, Said, Source};
+use crate::outbox::OutboxStats;
 use grasp_core::sync::ConnectionStatus;
 
 /// The status of sync.
@@ -19,6 +20,8 @@ pub struct Status {
     pub at: Timestamp,
     /// Every relay that is followed.
     pub relays: BTreeMap<RelayUrl, RelayStatus>,
+    /// Figures of the outbox, if it runs.
+    pub outbox: Option<OutboxStats>,
     /// True while the local relay streams what is stored, or news of it are collected: they may lead to more requests.
     pub is_collecting: bool,
 }

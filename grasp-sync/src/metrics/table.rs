@@ -143,6 +143,35 @@ pub(super) const INTERRUPTIONS: Metric = Metric {
     help: "Interruptions of live subscriptions since the last full pass. Events that were published meanwhile with an older date come with the next full pass.",
 };
 
+/// Users who take part in served repositories, and whose relays are asked (GRASP-03).
+pub(super) const OUTBOX_AUTHORS: Metric = Metric {
+    name: "grasp_sync_outbox_authors",
+    kind: MetricKind::Gauge,
+    labels: &[],
+    help: "Users who take part in served repositories, and whose relays are asked (GRASP-03).",
+};
+/// Relays that are asked for history because a user names them.
+pub(super) const OUTBOX_RELAYS: Metric = Metric {
+    name: "grasp_sync_outbox_relays",
+    kind: MetricKind::Gauge,
+    labels: &[],
+    help: "Relays that are asked for history because a user names them.",
+};
+/// Relays of users whose history is being read, part by part.
+pub(super) const OUTBOX_CURSORS: Metric = Metric {
+    name: "grasp_sync_outbox_cursors",
+    kind: MetricKind::Gauge,
+    labels: &[],
+    help: "Relays of users whose history is being read, part by part.",
+};
+/// Relays of users that are asked for history at the moment.
+pub(super) const OUTBOX_WORKERS: Metric = Metric {
+    name: "grasp_sync_outbox_workers",
+    kind: MetricKind::Gauge,
+    labels: &[],
+    help: "Relays of users that are asked for history at the moment.",
+};
+
 /// All metrics of sync.
 pub const ALL: &[&Metric] = &[
     &TRACKED,
@@ -165,4 +194,8 @@ pub const ALL: &[&Metric] = &[
     &CONSOLIDATIONS,
     &REQUESTS,
     &INTERRUPTIONS,
+    &OUTBOX_AUTHORS,
+    &OUTBOX_RELAYS,
+    &OUTBOX_CURSORS,
+    &OUTBOX_WORKERS,
 ];

@@ -12,7 +12,7 @@ use grasp_core::admission::{Origin, Retry};
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::filter::{Filter, MatchEventOptions};
-use grasp_core::{RelayUrl, Verified};
+use grasp_core::{RelayUrl, Verified, kinds};
 use grasp_sync::SyncedRelay;
 use grasp_sync::driver::{RelayStatus, Settings, Syncer};
 use grasp_sync::engine::{InventoryFailed, Row};
@@ -125,6 +125,9 @@ impl Local {
 fn is_related(event: &Event, stored: &[Arc<Event>]) -> bool {
     if let Ok(announcement) = Announcement::parse(event) {
         return announcement.relays.contains(&Local::us());
+    }
+    if kinds::PROFILE_KINDS.contains(&event.kind) {
+        return stored.iter().any(|known| known.pubkey == event.pubkey);
     }
     let references = References::of(event);
     let repos: Vec<_> = stored

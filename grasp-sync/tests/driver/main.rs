@@ -8,6 +8,7 @@ mod bad_peers;
 mod encrypted;
 mod events;
 mod local;
+mod mailboxes;
 mod other_relays;
 mod refusal_texts;
 mod scripted;
