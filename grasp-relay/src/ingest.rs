@@ -10,6 +10,7 @@
 //! stored anything, so the order inside a batch does not matter.
 
 mod limits;
+mod maintainers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -33,6 +34,7 @@ use nostr::types::Timestamp;
 
 pub use self::limits::Budgets;
 pub(crate) use self::limits::SharedMeter;
+pub use self::maintainers::ListedMaintainers;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::nostr::Hub;
@@ -156,6 +158,8 @@ pub struct Pipeline {
     pub metrics: Metrics,
     /// The members, if the service is private (GRASP-08).
     pub members: Option<Members>,
+    /// The listed maintainers of stored announcements.
+    pub maintainers: ListedMaintainers,
 }
 
 impl Ingest for Pipeline {
@@ -299,6 +303,7 @@ impl Pipeline {
             return Ok(());
         };
         look_up(&*self.store, &*self.git, round, now).await?;
+        self.know_maintainers(round).await?;
         drop(slot);
         for pending in &mut *round {
             let event = pending.event.as_ref();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use grasp_core::admission::Policy;
 use grasp_core::service::npub;
-use grasp_relay::ingest::{Budgets, Pipeline, RelayOnly};
+use grasp_relay::ingest::{Budgets, ListedMaintainers, Pipeline, RelayOnly};
 use grasp_relay::metrics::Metrics;
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::Config;
@@ -70,6 +70,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
     let clock = Clock::system();
     let pipeline = Pipeline {
         members: None,
+        maintainers: ListedMaintainers::default(),
         store: store.clone(),
         git: Arc::new(RelayOnly),
         hub: hub.clone(),

@@ -15,7 +15,7 @@ use grasp_core::service::npub;
 use grasp_core::{Identifier, Now, RepoId, kinds};
 use grasp_relay::Clock;
 use grasp_relay::ingest::{
-    Budgets, GitBackend, GitFacts, Ingest, Origin, Outcome, Pipeline, RelayOnly,
+    Budgets, GitBackend, GitFacts, Ingest, ListedMaintainers, Origin, Outcome, Pipeline, RelayOnly,
 };
 use grasp_relay::metrics::{Metrics, table};
 use grasp_relay::nostr::Hub;
@@ -178,6 +178,7 @@ impl Server {
         let now = Now::new(grasp_core::Mono::ZERO, Timestamp::from_secs(NOW));
         let pipeline = Pipeline {
             members: None,
+            maintainers: ListedMaintainers::default(),
             store: Arc::new(MemoryStore::default()),
             git,
             hub,
@@ -246,6 +247,20 @@ fn announcement(keys: &Keys) -> Event {
             &["d", "x"],
             &["clone", &clone],
             &["relays", "wss://us.example"],
+        ],
+    )
+}
+
+fn announcement_listing(keys: &Keys, maintainer: &Keys) -> Event {
+    let clone = format!("https://us.example/{}/x.git", npub(&keys.public_key()));
+    sign(
+        keys,
+        30617,
+        &[
+            &["d", "x"],
+            &["clone", &clone],
+            &["relays", "wss://us.example"],
+            &["maintainers", &maintainer.public_key().to_hex()],
         ],
     )
 }
@@ -469,6 +484,22 @@ async fn a_profile_needs_an_author_with_stored_events() {
     assert!(!server.ingest(&[&profile]).await[0].answer().is_accepted);
     server.ingest(&[&issue(&bob, &alice)]).await;
     assert!(server.ingest(&[&profile]).await[0].answer().is_accepted);
+}
+
+#[tokio::test]
+async fn profiles_and_relay_lists_of_listed_maintainers_are_stored() {
+    let server = Server::complete().await;
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let profile = sign(&bob, 0, &[]);
+    let list = sign(&bob, 10_002, &[&["r", "wss://inbox.example.com"]]);
+    for event in [&profile, &list] {
+        assert!(!server.ingest(&[event]).await[0].answer().is_accepted);
+    }
+    let listing = announcement_listing(&alice, &bob);
+    assert!(server.ingest(&[&listing]).await[0].answer().is_accepted);
+    for event in [&profile, &list] {
+        assert!(server.ingest(&[event]).await[0].answer().is_accepted);
+    }
 }
 
 #[tokio::test]
