@@ -168,6 +168,7 @@ impl Config {
             .find(|(holds, ..)| !holds)
             .map(|(_, key, reason)| (key, reason))
             .or_else(|| self.settings.private.contradiction(&self.public_settings()))
+            .or_else(|| self.settings.sync.outbox.contradiction(&self.settings))
     }
 }
 

@@ -23,6 +23,7 @@ mod manual;
 mod metrics;
 mod once;
 mod operations;
+mod outbox;
 mod overview;
 mod own_relay;
 mod private;
@@ -46,6 +47,7 @@ use crate::cli::{
 };
 use crate::config::{Flags, Loaded};
 use crate::operations::check::CheckRequest;
+pub use crate::outbox::{OutboxMode, OutboxSettings};
 pub use crate::own_relay::OwnRelay;
 pub use crate::private::PrivateSettings;
 use crate::push::{Push, Work};

@@ -17,6 +17,7 @@ use nostr::types::Timestamp;
 use crate::admin::AdminSocket;
 use crate::block_on;
 use crate::config::{Config, Loaded};
+use crate::outbox::OutboxMode;
 use crate::server::Server;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -60,6 +61,8 @@ async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Resu
     }
     let mut settings = config.settings.reached_at(service);
     settings.sync.enabled = true;
+    // Only the named relays are asked.
+    settings.sync.outbox.mode = OutboxMode::Off;
     settings.sync.engine.bootstrap.clone_from(&from);
     settings.sync.engine.relays_per_repo = 0;
     settings.sync.engine.discovery_window = DISCOVERY_WINDOW;

@@ -20,7 +20,7 @@ use grasp_relay::web::figures::{
     IntakeFigures, MissingRow, Neighbour, RelayRow, RepoRow, Status, WaitingRow,
 };
 use grasp_relay::web::history::{History, Sample};
-use grasp_sync::driver::{Counts, RelayStatus};
+use grasp_sync::driver::{self, Counts, RelayStatus};
 use grasp_sync::engine::PeerReliability;
 use grasp_sync::{Sidecar, Syncer};
 use tokio::time::MissedTickBehavior;
@@ -258,17 +258,18 @@ impl Overview {
     }
 
     /// Returns the status, and that of each relay in detail.
-    async fn collect(&self) -> (Status, BTreeMap<RelayUrl, RelayStatus>) {
+    async fn collect(&self) -> (Status, driver::Status) {
         let inner = &self.0;
-        let relays = match self.syncer() {
-            Some(syncer) => syncer.status().await.relays,
-            None => BTreeMap::new(),
+        let sync = match self.syncer() {
+            Some(syncer) => syncer.status().await,
+            None => driver::Status::default(),
         };
+        let relays = &sync.relays;
         let mut status = match &inner.subject {
             Subject::Server(parts) => parts.status().await,
             Subject::Sidecar(_, relay) => Status {
                 beside: Some(relay.to_string()),
-                intake: sidecar_intake(&relays),
+                intake: sidecar_intake(relays),
                 ..Status::default()
             },
         };
@@ -298,17 +299,18 @@ impl Overview {
         if let Subject::Server(parts) = &inner.subject {
             status.neighbours = neighbours(&status.relays, parts.base.in_step.as_ref());
         }
-        (status, relays)
+        (status, sync)
     }
 
     /// Returns all metrics in the text format of Prometheus.
     pub(crate) async fn exposition(&self) -> String {
-        let (status, relays) = self.collect().await;
+        let (status, sync) = self.collect().await;
         let metrics = &self.0.metrics;
         metrics.set(&table::BUILD, &[&status.version], 1.0);
         metrics.set(&table::STARTED, &[], status.started as f64);
         let current = Metrics::default();
-        grasp_sync::metrics::record_status(&SyncSink(&current), &relays);
+        grasp_sync::metrics::record_status(&SyncSink(&current), &sync.relays);
+        grasp_sync::metrics::record_outbox(&SyncSink(&current), sync.outbox);
         let all = match &self.0.subject {
             Subject::Server(parts) => {
                 parts.set_gauges(&status);

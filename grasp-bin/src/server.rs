@@ -18,7 +18,7 @@ use grasp_purgatory::git::{Fetcher, PackCache, PackFigures, PackStorage, RepoSto
 use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_relay::git_http::GitHost;
 use grasp_relay::in_step::InStep;
-use grasp_relay::ingest::{Budgets, Ingest, Pipeline};
+use grasp_relay::ingest::{Budgets, Ingest, ListedMaintainers, Pipeline};
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::Hub;
@@ -375,6 +375,7 @@ impl OwnWriter {
             clock: clock.clone(),
             metrics: metrics.clone(),
             members: self.base.members(),
+            maintainers: ListedMaintainers::default(),
         };
         let ingest: Arc<dyn Ingest> = Arc::new(ingest);
         let mut tasks = JoinSet::new();
@@ -557,6 +558,7 @@ pub(crate) async fn start_sync(
         enabled: true,
         mut engine,
         limits,
+        ..
     } = settings.sync.clone()
     else {
         return Ok(None);
@@ -573,6 +575,7 @@ pub(crate) async fn start_sync(
     sync.outbound = settings.outbound;
     sync.roots = files::roots_for_relays(settings)?;
     sync.limits = limits;
+    sync.outbox = settings.outbox();
     let started = Syncer::start(local, sync).await;
     let syncer = started.with_context(|| format!("could not open {}", file.display()))?;
     Ok(Some(Arc::new(syncer)))

@@ -22,6 +22,7 @@ use grasp_sync::{driver, engine};
 use nostr::key::PublicKey;
 use url::Url;
 
+use crate::outbox::OutboxSettings;
 use crate::private::PrivateSettings;
 use crate::server::tls::TlsSettings;
 
@@ -166,6 +167,8 @@ pub struct Sync {
     pub engine: engine::Config,
     /// Limits of what is accepted from one relay.
     pub limits: driver::Limits,
+    /// Events from the relays of users (GRASP-03).
+    pub outbox: OutboxSettings,
 }
 
 /// Bytes of filters at another GRASP server from which on a full comparison replaces them: some 160 threads.
@@ -183,6 +186,7 @@ impl Settings {
                 enabled: true,
                 engine,
                 limits,
+                outbox: OutboxSettings::default(),
             },
             policy: Policy::new(service),
             data_dir: data_dir.into(),
@@ -283,6 +287,7 @@ impl Settings {
         let parts = [
             ("GRASP-01", true),
             ("GRASP-02", self.sync.enabled),
+            ("GRASP-03", self.runs_outbox()),
             ("GRASP-05", is_archive(&self.policy.archive)),
             ("GRASP-06", self.policy.contributor_proposals),
             ("GRASP-08", self.private.enabled),

@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use crate::admin::AdminSocket;
 use crate::config::{Config, Loaded};
 use crate::once::{DISCOVERY_WINDOW, reason_incomplete};
+use crate::outbox::OutboxMode;
 use crate::overview::Overview;
 use crate::server::start_sync;
 use crate::settings::Settings;
@@ -54,6 +55,8 @@ async fn sync_until_stopped(
     let roots = files::roots_for_relays(&settings)?;
     let local = Arc::new(Sidecar::trusting(relay.clone(), &roots));
     if once.is_some() {
+        // The relays of users are asked over hours.
+        settings.sync.outbox.mode = OutboxMode::Off;
         // Short, because a user or a cron job waits.
         settings.sync.engine.discovery_window = DISCOVERY_WINDOW;
         settings.sync.engine.reply_window = DISCOVERY_WINDOW;

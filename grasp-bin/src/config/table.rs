@@ -11,6 +11,7 @@ use super::setting::{
     Setting, acme_directory, bytes, choice, count, host_limit, key, limits, list, log_filter,
     node_address, object_store, one, optional, path, switch, text, time,
 };
+use crate::outbox::OutboxMode;
 use crate::server::tls::TlsMode;
 
 /// The sections of the file and their titles, in the order of the reference.
@@ -24,7 +25,7 @@ pub(crate) const SECTIONS: [(&str, &str); 14] = [
         "archive",
         "Repositories that are stored although they do not list this server (GRASP-05)",
     ),
-    ("sync", "Events from other relays (GRASP-02)"),
+    ("sync", "Events from other relays (GRASP-02, GRASP-03)"),
     ("hunt", "Git data from other servers (GRASP-02)"),
     ("sidecar", "For `grasp sidecar`"),
     ("purgatory", "Events that wait for their git data"),
@@ -150,6 +151,12 @@ settings! {
         "Syncs events with other relays";
     "sync.connections" = one count() => settings.sync.engine.connections
         "Connections to other relays at the same time, bootstrap relays not counted";
+    "sync.outbox" = one choice(vec![("auto", OutboxMode::Auto), ("on", OutboxMode::On), ("off", OutboxMode::Off)]) => settings.sync.outbox.mode, common
+        "Asks the relays of users who take part in repositories for their events, too (GRASP-03): if the server has a public address and is not private, always, or never";
+    "sync.index_relays" = list text("URL") => settings.sync.outbox.index_relays
+        "Relays that collect the relay lists of all users, for `sync.outbox`";
+    "sync.fallback_relays" = list text("URL") => settings.sync.outbox.fallback_relays
+        "Relays that `sync.outbox` asks for users without a relay list";
     "hunt.git_server" = one limits() => settings.hunt.per_host
         "Requests to one git server at the same time, and that begin in any minute";
     "hunt.grasp_server" = one limits() => settings.hunt.per_grasp_host
