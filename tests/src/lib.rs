@@ -11,6 +11,7 @@ mod http;
 mod instance;
 mod leftovers;
 mod nodes;
+mod plain_relay;
 mod postgres;
 mod reserved;
 #[allow(
@@ -35,6 +36,7 @@ pub use http::{HttpResponse, exchange, http, post, read_response, request_head};
 pub use instance::Instance;
 pub use leftovers::{Leftovers, eventually, eventually_async, files};
 pub use nodes::{are_nodes_wanted, proxy_round_robin};
+pub use plain_relay::PlainRelay;
 pub use postgres::{PASSWORD, Postgres, Session, USER};
 pub use reserved::reserve_address;
 pub use s3_server::{Fault as S3Fault, S3Server};

@@ -21,6 +21,7 @@ mod identity;
 mod libgit2;
 mod maintainers;
 mod nodes;
+mod outbox;
 mod packets;
 mod packs;
 mod page_budget;
