@@ -6,6 +6,7 @@
 mod events;
 mod fuzz_corpus;
 mod prop_backoff;
+mod prop_mailboxes;
 mod prop_maintainers;
 mod prop_parsers;
 mod prop_people;

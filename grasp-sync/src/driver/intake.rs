@@ -457,10 +457,13 @@ impl Following {
             News::Accepted(event) if event.kind == kinds::RELAY_LIST => {
                 return Some(outbox::Input::Listed(Arc::clone(event)));
             }
-            News::Accepted(event) => match self.change(event, SyncLevel::Full) {
-                Some(IndexChange::Unlisted { repo, .. }) => Fact::Retired { repo },
-                _ => Fact::of(event)?,
-            },
+            News::Accepted(event) if event.kind == kinds::ANNOUNCEMENT => {
+                match self.change(event, SyncLevel::Full) {
+                    Some(IndexChange::Unlisted { repo, .. }) => Fact::Retired { repo },
+                    _ => Fact::of(event)?,
+                }
+            }
+            News::Accepted(event) => Fact::of(event)?,
             News::Held(_) => return None,
             News::Retired(repo) => Fact::Retired { repo: repo.clone() },
             News::Removed(id) => Fact::Removed { id: *id },
@@ -529,9 +532,10 @@ pub(crate) async fn follow_feed(
                     }
                 }
             }
-            followers
-                .send_to_outbox(following.outbox_input(&news))
-                .await;
+            if followers.outbox.is_some() {
+                let input = following.outbox_input(&news);
+                followers.send_to_outbox(input).await;
+            }
             let Some(input) = to_input(news, is_live, &following, &recent) else {
                 continue;
             };
@@ -814,6 +818,26 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
+        let outbox_input = |follows_unlisted, news| {
+            let following = Following {
+                own: "us.example".parse().unwrap(),
+                follows_unlisted,
+            };
+            following.outbox_input(&news)
+        };
+        for (event, follows_unlisted, is_served) in [
+            (&both, false, true),
+            (&other, false, false),
+            (&other, true, true),
+        ] {
+            let news = News::Accepted(Arc::new(event.clone()));
+            let Some(outbox::Input::Learnt(fact)) = outbox_input(follows_unlisted, news) else {
+                panic!()
+            };
+            assert_eq!(matches!(fact, Fact::Announced { .. }), is_served);
+        }
+        let held = News::Held(Arc::new(both.clone()));
+        assert!(outbox_input(false, held).is_none());
         for news in [News::Accepted, News::Held] {
             let listed = change(false, news(Arc::new(both.clone())));
             assert!(matches!(listed, IndexChange::Announced { .. }));

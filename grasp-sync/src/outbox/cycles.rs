@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use grasp_core::nostr::filter::Filter;
 use grasp_core::{Mono, RelayUrl};
 
 use super::groups::{Cursor, Scope};
@@ -12,8 +11,6 @@ use super::io::{Output, TaskId, TaskIds};
 
 /// Visits at the same time.
 const MAX_WORKERS: usize = 32;
-/// Relays that are asked for history, in turn.
-const MAX_RELAYS: usize = 5_000;
 /// Time after which a relay is asked for its history again.
 const CYCLE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time after which the next group follows one that failed.
@@ -25,9 +22,9 @@ const VISIT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 #[derive(Debug)]
 struct Relay {
     /// The number of users who name it.
-    authors: usize,
-    /// The position in its cycle, which is all that is kept of it.
-    cursor: Cursor,
+    authors: u32,
+    /// The position in its cycle, which is all that is kept of it; `None` at the beginning.
+    cursor: Option<Box<Cursor>>,
     phase: Phase,
 }
 
@@ -58,15 +55,15 @@ impl Cycles {
     pub(super) fn add(&mut self, relay: &RelayUrl) {
         if let Some(known) = self.relays.get_mut(relay) {
             known.authors += 1;
-        } else if self.relays.len() < MAX_RELAYS {
-            self.new.insert(relay.clone());
-            let new = Relay {
-                authors: 1,
-                cursor: Cursor::default(),
-                phase: Phase::New,
-            };
-            self.relays.insert(relay.clone(), new);
+            return;
         }
+        self.new.insert(relay.clone());
+        let new = Relay {
+            authors: 1,
+            cursor: None,
+            phase: Phase::New,
+        };
+        self.relays.insert(relay.clone(), new);
     }
 
     /// Notes that one user fewer names a relay.
@@ -147,7 +144,7 @@ impl Cycles {
             .collect();
         self.waiting.clear();
         for relay in self.relays.values_mut() {
-            relay.cursor = Cursor::default();
+            relay.cursor = None;
         }
         for relay in relays {
             self.wait(&relay, now);
@@ -172,9 +169,7 @@ impl Cycles {
     /// Returns the number of cycles that have begun and not ended.
     pub(super) fn cursors(&self) -> usize {
         let relays = self.relays.values();
-        relays
-            .filter(|relay| relay.cursor != Cursor::default())
-            .count()
+        relays.filter(|relay| relay.cursor.is_some()).count()
     }
 
     fn take_due(&mut self, now: Mono) -> Option<RelayUrl> {
@@ -214,13 +209,12 @@ impl Cycles {
         let Some(known) = self.relays.get_mut(relay) else {
             return;
         };
-        let group: Option<(Vec<Filter>, Cursor)> = scope.next(relay, &known.cursor);
-        let Some((filters, cursor)) = group else {
-            known.cursor = Cursor::default();
+        let Some((filters, cursor)) = scope.next(relay, known.cursor.as_deref()) else {
+            known.cursor = None;
             return self.wait(relay, now + CYCLE_INTERVAL);
         };
         let id = ids.next();
-        known.cursor = cursor;
+        known.cursor = Some(Box::new(cursor));
         known.phase = Phase::Visited(id);
         self.visits.insert(id, (relay.clone(), now + VISIT_TIMEOUT));
         let relay = relay.clone();

@@ -17,11 +17,10 @@ use super::authors::Authors;
 const GROUP: usize = 100;
 
 /// The last item that was asked for in a cycle.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cursor {
-    #[default]
-    Begin,
     Repo(RepoId),
+    /// The last repository.
     Repos,
     Thread(ThreadNo),
 }
@@ -42,13 +41,17 @@ enum Part {
 }
 
 impl Scope<'_> {
-    /// Returns the filters of the group after the cursor, and the cursor after it; `None` at the end.
-    pub(super) fn next(&self, relay: &RelayUrl, cursor: &Cursor) -> Option<(Vec<Filter>, Cursor)> {
+    /// Returns the filters of the group after the cursor, or of the first, and the cursor after it; `None` at the end.
+    pub(super) fn next(
+        &self,
+        relay: &RelayUrl,
+        cursor: Option<&Cursor>,
+    ) -> Option<(Vec<Filter>, Cursor)> {
         let after = match cursor {
-            Cursor::Begin => None,
-            Cursor::Repo(repo) => Some(repo),
-            Cursor::Repos => return self.next_threads(relay, None),
-            Cursor::Thread(last) => return self.next_threads(relay, Some(*last)),
+            None => None,
+            Some(Cursor::Repo(repo)) => Some(repo),
+            Some(Cursor::Repos) => return self.next_threads(relay, None),
+            Some(Cursor::Thread(last)) => return self.next_threads(relay, Some(*last)),
         };
         let repos = self.next_repos(relay, after);
         let Some(last) = repos.last() else {

@@ -3,4 +3,5 @@
 mod discovery;
 mod history;
 mod lists;
+mod model;
 pub(crate) mod world;
