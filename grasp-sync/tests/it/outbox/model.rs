@@ -14,7 +14,7 @@ use super::world::{World, announced, answer, id, key, list_of, relay, repo, root
 use crate::setup::{MINUTE, secs};
 use crate::sim::chance::Chance;
 
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 30;
 const STEPS: usize = 250;
 const AUTHORS: u64 = 12;
 
