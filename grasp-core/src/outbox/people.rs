@@ -1,5 +1,6 @@
 //! The users who take part in served repositories, and the threads that they take part in.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nostr::event::EventId;
@@ -82,7 +83,7 @@ struct Thread {
     at: Timestamp,
     repos: Box<[RepoId]>,
     descendants: Vec<(EventId, PublicKey)>,
-    coordinates: Vec<Box<Coordinate>>,
+    coordinates: Vec<Coordinate>,
 }
 
 impl Thread {
@@ -206,7 +207,7 @@ impl People {
     /// Returns the coordinates of events below the root of a thread.
     pub fn coordinates(&self, thread: ThreadNo) -> impl Iterator<Item = &Coordinate> {
         let thread = self.threads.get(&thread).into_iter();
-        thread.flat_map(|thread| thread.coordinates.iter().map(|at| &**at))
+        thread.flat_map(|thread| &thread.coordinates)
     }
 
     fn announced(&mut self, repo: RepoId, version: Version, maintainers: BTreeSet<PublicKey>) {
@@ -343,9 +344,9 @@ impl People {
         let at = thread.at;
         self.thread_of.insert(event.id, number);
         if let Some(coordinate) = event.coordinate {
-            if !self.thread_of_coordinate.contains_key(&coordinate) {
-                thread.coordinates.push(coordinate.clone());
-                self.thread_of_coordinate.insert(coordinate, number);
+            if let Entry::Vacant(new) = self.thread_of_coordinate.entry(coordinate) {
+                thread.coordinates.push((**new.key()).clone());
+                new.insert(number);
             }
         }
         if self.served_repos(number) > 0 {
