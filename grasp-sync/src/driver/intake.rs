@@ -21,7 +21,7 @@ use grasp_core::{Mono, RelayUrl, RepoId, ServiceIdentity, Verified, kinds};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Clock;
-use crate::engine::{Accepted, ConnId, Input, Judged, Outcome, Row, SubId, index_change};
+use crate::engine::{Accepted, Config, ConnId, Input, Judged, Outcome, Row, SubId, index_change};
 use crate::local::{News, SyncedRelay, Taken};
 use crate::memory::Memory;
 use crate::outbox;
@@ -427,6 +427,14 @@ pub(crate) struct Following {
 }
 
 impl Following {
+    /// Returns the rule that these settings make.
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            own: config.own.clone(),
+            follows_unlisted: config.follow_unlisted,
+        }
+    }
+
     /// Returns the change that an event makes to what is wanted. An announcement that does not list the relay
     /// withdraws what lesser versions wanted.
     fn change(&self, event: &Event, level: SyncLevel) -> Option<IndexChange> {

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::Task;
 use super::client::{Client, Unanswered, is_refusal};
 use super::codec::{self, RelayMessage};
-use super::connection::Limits;
+use super::connection::{Limits, Shared};
 use super::intake::Intake;
 use super::outbound::{self, Outbound};
 use crate::engine::{Fault, Outcome, Said};
@@ -49,17 +49,12 @@ pub(super) struct MailboxReader {
 
 impl MailboxReader {
     /// Starts the task. Each request is answered by an input, once what came of it is judged.
-    pub(super) fn start(
-        outbound: Outbound,
-        limits: Limits,
-        intake: Intake,
-        inputs: mpsc::Sender<Input>,
-    ) -> Self {
+    pub(super) fn start(shared: &Shared, inputs: mpsc::Sender<Input>) -> Self {
         let (sender, requests) = mpsc::channel(REQUEST_QUEUE);
         let worker = Worker {
-            outbound,
-            limits,
-            intake,
+            outbound: shared.outbound.clone(),
+            limits: shared.limits.clone(),
+            intake: shared.intake.clone(),
             inputs,
             open: None,
         };

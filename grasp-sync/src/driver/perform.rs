@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use grasp_core::nostr::event::Event;
 use grasp_core::nostr::filter::Filter;
-use grasp_core::outbound::Provenance;
+use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_core::{Mono, RelayUrl};
 use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio::time::timeout;
@@ -22,8 +22,8 @@ use super::records::RecordWriter;
 use super::status::{Observer, Status};
 use super::{Clock, Command, Settings, Task, intake};
 use crate::engine::{
-    Accepted, ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Report, Row, SyncEngine,
-    VisitId, VisitOutcome,
+    Accepted, Config, ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Report, Row,
+    SyncEngine, VisitId, VisitOutcome,
 };
 use crate::local::SyncedRelay;
 use crate::outbox::{self, FetchOutcome, Outbox, OutboxConfig, TaskId};
@@ -89,40 +89,25 @@ impl EventLoop {
         config.follows_authors = outbox.is_some();
         let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
-        let following = Following {
-            own: config.own.clone(),
-            follows_unlisted: config.follow_unlisted,
-        };
+        let following = Following::new(&config);
         let (outbox_inputs, outbox_inbox) = mpsc::channel(INPUT_QUEUE);
         let followers = Followers {
             engine: inputs.clone(),
             outbox: outbox.is_some().then(|| outbox_inputs.clone()),
         };
         let feed = Task::spawn(intake::follow_feed(local, following, recent, followers));
-        let outbound = Outbound::new(settings.outbound, &settings.roots);
-        let outbox = outbox.map(|outbox| RunningOutbox {
-            machine: Outbox::new(OutboxConfig {
-                own: config.own.clone(),
-                outbound: settings.outbound,
-                bootstrap: config.bootstrap.clone(),
-                seed: config.seed,
-                ..outbox
-            }),
-            reader: MailboxReader::start(
-                outbound.clone(),
-                settings.limits.clone(),
-                intake.clone(),
-                outbox_inputs,
-            ),
-        });
         let shared = Shared {
-            outbound,
+            outbound: Outbound::new(settings.outbound, &settings.roots),
             keys: settings.keys,
             limits: settings.limits,
             intake,
             inputs,
             dials_private: config.dials_private(),
         };
+        let outbox = outbox.map(|outbox| RunningOutbox {
+            machine: outbox_machine(outbox, settings.outbound, &config),
+            reader: MailboxReader::start(&shared, outbox_inputs),
+        });
         let mut event_loop = Self {
             engine: SyncEngine::new(clock.now(), config),
             outbox,
@@ -321,6 +306,17 @@ impl EventLoop {
         let records = self.engine.records(self.clock.now());
         self.record_writer.finish(records).await;
     }
+}
+
+/// Creates the outbox with what the settings of sync say of it.
+fn outbox_machine(outbox: OutboxConfig, outbound: OutboundPolicy, engine: &Config) -> Outbox {
+    Outbox::new(OutboxConfig {
+        own: engine.own.clone(),
+        outbound,
+        bootstrap: engine.bootstrap.clone(),
+        seed: engine.seed,
+        ..outbox
+    })
 }
 
 /// Performs an output of the outbox; returns the input that follows at once, if any.
