@@ -87,6 +87,14 @@ impl Settings {
         }
     }
 
+    /// Returns the index relays, which learn who the service is, if the relays of users are asked.
+    pub(crate) fn index_relays(&self) -> Vec<RelayUrl> {
+        match self.runs_outbox() {
+            true => self.sync.outbox.index_relays.clone(),
+            false => Vec::new(),
+        }
+    }
+
     /// Returns the settings of asking the relays of users, if they are asked.
     pub(crate) fn outbox(&self) -> Option<OutboxConfig> {
         if !self.runs_outbox() {

@@ -88,9 +88,8 @@ impl Server {
         let overview = Overview::of_server(&base, roles.clone(), None);
         let writer = Arc::new(OwnWriter::new(base.clone(), overview.clone()));
         let started = writer.start_parts().await?;
-        let pages = base.pages(&overview);
-        let routes = base.routes(&roles, &overview, &pages);
-        let parts = base.parts(started.ingest.clone(), Some(pages), routes);
+        let ingest = started.ingest.clone();
+        let parts = base.service_parts(ingest, &roles, &overview, |routes| routes);
         role.send_replace(Role::Writer(started));
         Ok(Self {
             parts,
@@ -277,8 +276,24 @@ impl Base {
         count_requests(routes, self.metrics.clone())
     }
 
+    /// Returns the parts that serve a relay, git and pages; their routes are within those that `around` returns.
+    fn service_parts(
+        &self,
+        ingest: Arc<dyn Ingest>,
+        roles: &RoleWatch,
+        overview: &Overview,
+        around: impl FnOnce(Router) -> Router,
+    ) -> Parts {
+        let pages = self.pages(overview);
+        let routes = around(self.routes(roles, overview, &pages));
+        Parts {
+            pages: Some(pages),
+            ..self.parts(ingest, routes)
+        }
+    }
+
     /// Returns the parts that serve requests, with this ingest and these routes.
-    fn parts(&self, ingest: Arc<dyn Ingest>, pages: Option<Pages>, extra: Router) -> Parts {
+    fn parts(&self, ingest: Arc<dyn Ingest>, extra: Router) -> Parts {
         Parts {
             store: Arc::clone(&self.host.store),
             ingest,
@@ -286,7 +301,7 @@ impl Base {
             listing: self.listing.clone(),
             config: self.config.clone(),
             clock: self.host.clock.clone(),
-            pages,
+            pages: None,
             extra,
         }
     }
@@ -382,9 +397,9 @@ impl OwnWriter {
         tasks.spawn(sweep(store, hub.clone(), clock.clone()));
         if let Some(identity) = Identity::of(settings) {
             let publisher = self.publisher(Arc::clone(&ingest))?;
-            tasks.spawn(publisher.announce(identity, Vec::new()));
+            tasks.spawn(publisher.announce(identity, settings.index_relays()));
         }
-        let own = self.base.parts(Arc::clone(&ingest), None, Router::new());
+        let own = self.base.parts(Arc::clone(&ingest), Router::new());
         let own = Arc::new(OwnRelay::new(own, purgatory.clone()));
         let clock = driver::Clock::new(move || clock.now());
         // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.

@@ -98,9 +98,7 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let roles = node.roles().clone();
     let keeper = base.keep_certificate(Some(tls_store), roles.clone())?;
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
-    let pages = base.pages(&overview);
-    let routes = node.routes(base.routes(&roles, &overview, &pages));
-    let parts = base.parts(node.ingest(), Some(pages), routes);
+    let parts = base.service_parts(node.ingest(), &roles, &overview, |it| node.routes(it));
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
     node.run(writer.clone());
     Ok(Server {

@@ -156,7 +156,7 @@ impl Worker {
     /// Reads the NIP-11 document, then opens the websocket, unless the relay is a private service (GRASP-08).
     async fn connect(&mut self, relay: &RelayUrl, from: Provenance) -> Result<Client, Fault> {
         let route = self.outbound.route(relay, from).await?;
-        let facts = outbound::fetch_facts(relay, &route).await;
+        let facts = outbound::fetch_facts(relay, &route).await?;
         if facts.is_private {
             return Err(Fault::Private);
         }

@@ -53,12 +53,11 @@ impl OpenRelay {
         let file = data.path().join("events.sqlite");
         let store = SqliteStore::open(&file, SqliteOptions::default()).unwrap();
         let store: Arc<dyn EventStore> = Arc::new(store);
-        let ingest = AcceptAll {
+        let ingest = Arc::new(AcceptAll {
             store: store.clone(),
             hub: hub.clone(),
             clock: clock.clone(),
-        };
-        let ingest = Arc::new(ingest);
+        });
         let info = RelayInfo {
             software: software.into(),
             ..RelayInfo::default()

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bitcoin_hashes::{HashEngine as _, sha256};
 use grasp_core::maintainers::{Lookup, MaintainerModel};
 use grasp_core::nip34::{Announcement, MaintainerList};
-use grasp_core::threads::{Check, MAX_PARTS, Root, Summary, Thread, ThreadScope, checks};
+use grasp_core::threads::{Check, Root, Summary, Thread, ThreadScope, checks};
 use grasp_core::{Oid, RepoId, kinds};
 use nostr::event::{Event, EventId, Kind};
 use nostr::filter::{Filter, SingleLetterTag};
@@ -26,6 +26,9 @@ const MAX_UNMARKED: usize = 200;
 
 /// Events of one query. The relay limits the events of one root and of one author, so that this is rarely reached.
 const MAX_EVENTS: usize = 5_000;
+
+/// Updates of one pull request whose checks are read; the newest.
+const MAX_UPDATES: usize = 100;
 
 /// Steps outward in the search for maintainers.
 const MAX_STEPS: usize = 16;
@@ -173,7 +176,7 @@ impl<'a> ThreadReader<'a> {
             .kind(kinds::PULL_REQUEST_UPDATE)
             .custom_tag(SingleLetterTag::UPPERCASE_E, id.to_hex());
         let mut commits = BTreeSet::new();
-        for filter in [Filter::new().id(id), updates.limit(MAX_PARTS)] {
+        for filter in [Filter::new().id(id), updates.limit(MAX_UPDATES)] {
             for event in self.events(filter).await? {
                 let named = event.tags.iter().find(|tag| tag.kind() == "c");
                 commits.extend(named.and_then(|tag| tag.content()?.parse::<Oid>().ok()));
