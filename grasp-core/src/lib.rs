@@ -50,6 +50,7 @@ pub mod neg;
 pub mod nip34;
 pub mod outbound;
 pub mod outbox;
+pub mod policy;
 pub mod private;
 pub mod push;
 pub mod quota;

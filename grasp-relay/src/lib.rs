@@ -9,6 +9,7 @@ pub mod metrics;
 #[cfg(feature = "postgres")]
 pub mod nodes;
 pub mod nostr;
+pub mod policy;
 pub mod private;
 pub mod purgatory;
 pub mod role;

@@ -14,6 +14,7 @@ mod engine;
 mod git;
 mod group;
 mod keys;
+pub mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod rules;
