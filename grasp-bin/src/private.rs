@@ -171,9 +171,9 @@ impl Follower {
 
     /// Returns the members; a banned key is none.
     fn members(&self) -> BTreeSet<PublicKey> {
-        let banned = &self.settings.policy.bans.authors;
+        let policy = self.host.policy.now();
         let mut members = self.effective.members();
-        members.retain(|key| !banned.contains(key));
+        members.retain(|key| !policy.bans.authors.contains(key));
         members
     }
 
@@ -194,6 +194,7 @@ impl Follower {
     async fn run(mut self, list: MemberList) {
         let mut reads: JoinSet<(RelayUrl, RelayDocument)> = JoinSet::new();
         let mut interval = tokio::time::interval(READ_INTERVAL);
+        let mut policy = self.host.policy.clone();
         let mut has_bad_file = false;
         loop {
             tokio::select! {
@@ -213,6 +214,7 @@ impl Follower {
                     self.effective.read(now, &relay, document);
                 }
                 () = sleep(self.until_next_read()) => {}
+                _ = policy.next() => {}
             }
             for relay in self.effective.to_read(self.clock.now().mono) {
                 reads.spawn(read_document(
@@ -250,13 +252,13 @@ impl Follower {
         if ids == self.announcements {
             return Ok(());
         }
-        let service = &self.settings.policy.service;
+        let (service, policy) = (&self.settings.policy.service, self.host.policy.now());
         let mut relays = BTreeSet::new();
         for event in store::events(store, filter, now.unix).await? {
             let Ok(announcement) = Announcement::parse(&event) else {
                 continue;
             };
-            if self.settings.policy.hosts(&announcement) {
+            if policy.hosts(&announcement) {
                 relays.extend(announcement.relays);
             }
         }

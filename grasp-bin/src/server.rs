@@ -22,6 +22,7 @@ use grasp_relay::ingest::{Budgets, Ingest, ListedMaintainers, Pipeline};
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::Hub;
+use grasp_relay::policy::PolicyOwner;
 use grasp_relay::private::Members;
 use grasp_relay::purgatory::ServedEvents;
 use grasp_relay::role::{Role, RoleWatch, Writer};
@@ -184,11 +185,12 @@ impl Base {
         policy.members_only = settings.private.enabled;
         policy.service_key = Some(keys.public_key());
         let database: Arc<dyn Database> = store.clone();
+        let policy = PolicyOwner::new(policy);
         let host = GitHost {
             repos,
             contributors,
             store,
-            policy,
+            policy: policy.live(),
             clock,
         };
         let private = PrivateService::start(settings, &host)?;
@@ -457,8 +459,8 @@ fn listing(host: &GitHost) -> Listing {
         clock,
         ..
     } = host.clone();
-    Listing::new(store, policy.service.clone(), clock, move |announced| {
-        policy.hosts(announced)
+    Listing::new(store, policy.service().clone(), clock, move |announced| {
+        policy.now().hosts(announced)
     })
 }
 

@@ -65,7 +65,6 @@ mod fan_out;
 mod policy;
 mod verdict;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub use fan_out::{ExceededLimit, FanOut, FanOutLimits, Share};

@@ -13,6 +13,7 @@ mod damage;
 mod disk;
 mod hunt;
 mod maintenance;
+mod policy;
 mod queue;
 mod quota;
 mod reach;
@@ -44,6 +45,7 @@ use tokio::task::JoinSet;
 pub use self::damage::{DamagedRepo, lacks_objects};
 pub use self::disk::DiskBudget;
 pub use self::hunt::{Classify, HuntObserver, HuntParts};
+pub use self::policy::LivePolicy;
 use self::queue::{Executor, WorkQueues};
 pub use self::quota::{QuotaAccount, Reservation};
 use self::task::{Callers, Inbox, Task};
@@ -134,7 +136,7 @@ pub struct PurgatoryParts {
     /// The relay that purgatory belongs to.
     pub relay: Arc<dyn LocalRelay>,
     /// The settings of admission.
-    pub policy: Policy,
+    pub policy: LivePolicy,
     /// Bytes of git data that repositories, owners and the server may have.
     pub quotas: Quotas,
     /// The parts of the hunt; without them, git data comes by pushes alone.
@@ -244,7 +246,7 @@ impl PurgatoryDriver {
     /// Restores purgatory from the records of an earlier run, and starts the task.
     pub async fn start(parts: PurgatoryParts, config: Config, records: Vec<Record>) -> Self {
         let now = parts.relay.now();
-        let purgatory = Purgatory::restore(config, parts.policy.clone(), records, now);
+        let purgatory = Purgatory::restore(config, parts.policy.now(), records, now);
         for repos in parts.stores() {
             remove_unrecorded_uploads(repos, &purgatory).await;
         }
@@ -252,6 +254,7 @@ impl PurgatoryDriver {
         let (questions, asked) = mpsc::channel(ORDER_QUEUE);
         let news = broadcast::Sender::new(CHANGE_QUEUE);
         let hunt = parts.hunt.clone();
+        let policy = parts.policy.clone();
         let executor = Executor::new(parts, orders.downgrade());
         let since = Timestamp::from_secs(now.unix.as_secs().saturating_sub(ADDITIONS_KEPT));
         match executor.parts.repos.database().additions(since).await {
@@ -288,6 +291,7 @@ impl PurgatoryDriver {
         tokio::spawn(task.run(Inbox {
             orders: inbox,
             questions: asked,
+            policy,
         }));
         tokio::spawn(maintained);
         driver
@@ -322,7 +326,7 @@ impl PurgatoryDriver {
     }
 
     /// The settings of admission.
-    pub fn policy(&self) -> &Policy {
+    pub fn policy(&self) -> &LivePolicy {
         &self.executor.parts.policy
     }
 
@@ -687,7 +691,7 @@ impl PurgatoryDriver {
 
     /// Returns whether the author of an announcement has as many repositories here as allowed.
     pub async fn repository_quota_reached(&self, event: &Event) -> Result<bool, DatabaseError> {
-        let policy = self.policy();
+        let policy = self.policy().now();
         let asks = event.kind == kinds::ANNOUNCEMENT
             && Announcement::parse(event).is_ok_and(|new| new.lists(&policy.service));
         if !asks {
@@ -713,7 +717,7 @@ impl PurgatoryDriver {
                 repo: Announcement::parse(&event).ok()?.repo,
             });
         }
-        if self.policy().archive.ignores_deletions {
+        if self.policy().now().archive.ignores_deletions {
             return None;
         }
         if event.kind == kinds::DELETION {
@@ -728,7 +732,7 @@ impl PurgatoryDriver {
 
     /// Returns whether an event is a request to vanish from this server (NIP-62).
     fn is_vanish_request(&self, event: &Event) -> bool {
-        let us = Some(&self.policy().service);
+        let us = Some(self.policy().service());
         event.kind == kinds::VANISH && vanishes_from(event, us)
     }
 }

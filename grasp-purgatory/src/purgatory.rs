@@ -87,7 +87,7 @@ const RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Purgatory {
     config: Config,
-    policy: Policy,
+    policy: Arc<Policy>,
     held: HeldEvents,
     staging: Staging,
     tasks: CleanupTasks,
@@ -105,7 +105,7 @@ impl Purgatory {
     /// Deadlines are calendar times, so the time between the runs counts.
     pub fn restore(
         config: Config,
-        policy: Policy,
+        policy: impl Into<Arc<Policy>>,
         records: impl IntoIterator<Item = Record>,
         now: Now,
     ) -> Self {
@@ -120,7 +120,7 @@ impl Purgatory {
         staging.account_all();
         Self {
             config,
-            policy,
+            policy: policy.into(),
             held,
             staging,
             tasks,
@@ -184,6 +184,7 @@ impl Purgatory {
             }
             Input::Deleted { request } => self.deleted(out, &request),
             Input::Vanished { author, until } => self.vanished(out, author, until),
+            Input::Policy(policy) => self.policy = policy,
             Input::Delisted { repo, by } => self.delisted(out, &repo, by),
             Input::TaskDone(task) => self.tasks.done(out, task),
             Input::TaskFailed(_) => {

@@ -27,7 +27,6 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use grasp_core::RepoId;
-use grasp_core::admission::Policy;
 use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::{Endpoint, GitPath};
 use grasp_purgatory::driver::PurgatoryDriver;
@@ -38,6 +37,7 @@ use nostr::filter::Filter;
 use self::body::{BodyError, ResponseBuffers};
 use self::push::CommandMemory;
 use crate::clock::Clock;
+use crate::policy::LivePolicy;
 use crate::role::RoleWatch;
 use crate::store::{self, EventStore};
 use crate::web::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest, Pages, Visitor};
@@ -90,7 +90,7 @@ pub struct GitHost {
     /// Served events.
     pub store: Arc<dyn EventStore>,
     /// The settings of admission.
-    pub policy: Policy,
+    pub policy: LivePolicy,
     /// The clock of the server.
     pub clock: Clock,
 }

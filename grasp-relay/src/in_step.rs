@@ -190,12 +190,13 @@ async fn hosted(host: &GitHost) -> Result<Vec<Announced>, StoreError> {
             signed.insert(state.repo, state.version.created_at);
         }
     }
+    let policy = host.policy.now();
     let mut listed = Vec::new();
     for event in read(kinds::ANNOUNCEMENT).await? {
         let Ok(announcement) = Announcement::parse(&event) else {
             continue;
         };
-        if !host.policy.hosts(&announcement) {
+        if !policy.hosts(&announcement) {
             continue;
         }
         // A state of another maintainer is a change, too.
@@ -206,7 +207,7 @@ async fn hosted(host: &GitHost) -> Result<Vec<Announced>, StoreError> {
             changed_at = changed_at.max(signed.get(&state).copied().unwrap_or(changed_at));
         }
         let mut servers = announcement.clone;
-        servers.retain(|url| !host.policy.service.is_own_url(url.as_str()));
+        servers.retain(|url| !policy.service.is_own_url(url.as_str()));
         listed.push(Announced {
             repo: announcement.repo,
             servers,

@@ -20,8 +20,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 pub use grasp_core::admission::{Answer, Origin, Outcome};
 use grasp_core::admission::{
-    Facts, FanOut, Hold, KnownAnnouncement, MaintainedRepo, Needs, Policy, Presence, Rejection,
-    Verdict, judge,
+    Facts, FanOut, Hold, KnownAnnouncement, MaintainedRepo, Needs, Presence, Rejection, Verdict,
+    judge,
 };
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::{Announcement, References};
@@ -38,6 +38,7 @@ pub use self::maintainers::ListedMaintainers;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::nostr::Hub;
+use crate::policy::LivePolicy;
 use crate::private::Members;
 use crate::store::{EventStore, Present, SaveReport, StoreError};
 
@@ -147,7 +148,7 @@ pub struct Pipeline {
     /// Publishes accepted events to subscriptions.
     pub hub: Hub,
     /// The settings of admission.
-    pub policy: Policy,
+    pub policy: LivePolicy,
     /// Counts events by author, root and repository.
     pub fan_out: Mutex<FanOut>,
     /// Limits the work that clients cause.
@@ -305,12 +306,13 @@ impl Pipeline {
         look_up(&*self.store, &*self.git, round, now).await?;
         self.know_maintainers(round).await?;
         drop(slot);
+        let policy = self.policy.now();
         for pending in &mut *round {
             let event = pending.event.as_ref();
             let author = &event.pubkey;
             let members = self.members.as_ref();
             pending.facts.is_member = members.is_some_and(|members| members.contains(author));
-            pending.verdict = judge(&self.policy, now, origin, event, &pending.facts);
+            pending.verdict = judge(&policy, now, origin, event, &pending.facts);
             self.check_limits(pending, origin).await?;
         }
         // No event of a round changes the facts of another, so they may be held concurrently.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use grasp_core::RepoId;
 use grasp_core::admission::Policy;
 use grasp_core::policy::PolicySubject;
+pub use grasp_purgatory::driver::LivePolicy;
 use tokio::sync::watch;
 
 use crate::store::StoreError;
@@ -28,7 +29,7 @@ impl PolicyOwner {
 
     /// Returns the policy for reading.
     pub fn live(&self) -> LivePolicy {
-        LivePolicy(self.current.subscribe())
+        LivePolicy::new(self.current.subscribe())
     }
 
     /// Returns what the settings say, which no entry takes back.
@@ -58,38 +59,6 @@ impl PolicyOwner {
             held.into_iter().map(|held| held.repo).collect(),
         );
         Ok(version)
-    }
-}
-
-/// The policy of a server at this moment. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct LivePolicy(watch::Receiver<Arc<Policy>>);
-
-impl LivePolicy {
-    /// Returns a policy that never changes.
-    pub fn fixed(policy: Policy) -> Self {
-        Self(watch::Sender::new(Arc::new(policy)).subscribe())
-    }
-
-    /// Returns the policy. One decision uses one of them.
-    pub fn now(&self) -> Arc<Policy> {
-        Arc::clone(&self.0.borrow())
-    }
-
-    /// Waits for the next change, and returns the policy then.
-    pub async fn next(&mut self) -> Arc<Policy> {
-        // Without an owner the policy does not change.
-        match self.0.changed().await {
-            Ok(()) => Arc::clone(&self.0.borrow_and_update()),
-            Err(_) => std::future::pending().await,
-        }
-    }
-
-    /// Waits until a condition holds.
-    pub async fn until(mut self, mut holds: impl FnMut(&Policy) -> bool) {
-        if self.0.wait_for(|policy| holds(policy)).await.is_err() {
-            std::future::pending().await
-        }
     }
 }
 

@@ -177,7 +177,7 @@ impl ServerParts {
     pub(super) fn damaged(&self) -> Vec<String> {
         let damaged = self.purgatory().map(|it| it.damaged()).unwrap_or_default();
         self.set(&table::DAMAGED, &[], damaged.len() as u64);
-        let service = &self.base.host.policy.service;
+        let service = self.base.host.policy.service();
         let address = |DamagedRepo { endpoint, repo }: DamagedRepo| {
             let path = service.repo_path(&repo);
             let mount = service.mount_path();
@@ -216,7 +216,7 @@ impl ServerParts {
         let what = match status.validity {
             None => "there is no TLS certificate".to_owned(),
             Some(_) if !status.covers_domain => {
-                let domain = self.base.host.policy.service.host();
+                let domain = self.base.host.policy.service().host();
                 format!("the TLS certificate is not for {domain}")
             }
             Some(validity) => {

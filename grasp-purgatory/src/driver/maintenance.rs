@@ -130,7 +130,7 @@ impl Executor {
         for store in self.parts.stores() {
             names.extend(store.all().await?);
         }
-        names.extend(self.parts.relay.hosted(&self.parts.policy).await?);
+        names.extend(self.parts.relay.hosted(&self.parts.policy.now()).await?);
         Ok(names)
     }
 

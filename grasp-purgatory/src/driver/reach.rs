@@ -98,7 +98,7 @@ impl ReachReader<'_> {
 
     /// Returns whether a key announced a repository that is hosted here.
     pub(super) fn is_hosted(&self, key: &PublicKey) -> bool {
-        let policy = &self.executor.parts.policy;
+        let policy = self.executor.parts.policy.now();
         self.get(key)
             .is_some_and(|known| policy.hosts(&known.known.announcement))
     }
@@ -191,7 +191,7 @@ impl ReachReader<'_> {
 
     /// Returns the reach of the repository of a key as far as it was read, as if one key was not.
     fn resolve(&self, owner: &PublicKey, unread: Option<&PublicKey>) -> Reach {
-        let model = self.executor.parts.policy.model;
+        let model = self.executor.parts.policy.model();
         model.reach(owner, |key| match self.read.get(key) {
             _ if Some(key) == unread => Lookup::Unread,
             None => Lookup::Unread,

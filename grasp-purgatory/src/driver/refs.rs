@@ -211,9 +211,10 @@ impl Executor {
         let announced = stored
             .iter()
             .filter_map(|event| Announcement::parse(event).ok());
+        let policy = self.parts.policy.now();
         if announced
             .into_iter()
-            .any(|announcement| self.parts.policy.hosts(&announcement))
+            .any(|announcement| policy.hosts(&announcement))
         {
             return Ok(());
         }
@@ -231,13 +232,13 @@ impl Executor {
 
     /// Returns whether an author has requested to vanish, so that none of their data is retired.
     pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, GitError> {
-        if self.parts.policy.archive.ignores_deletions {
+        if self.parts.policy.now().archive.ignores_deletions {
             return Ok(false);
         }
         let requests = self
             .events(Filter::new().kind(kinds::VANISH).author(*author))
             .await?;
-        let us = Some(&self.parts.policy.service);
+        let us = Some(self.parts.policy.service());
         Ok(requests.iter().any(|request| vanishes_from(request, us)))
     }
 

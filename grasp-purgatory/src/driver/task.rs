@@ -8,7 +8,7 @@ use nostr::event::EventId;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::queue::{self, Work, WorkQueues};
-use super::{LocalRelay, ORDER_QUEUE, Order, Outcomes, Question, RepoNews, Upload};
+use super::{LivePolicy, LocalRelay, ORDER_QUEUE, Order, Outcomes, Question, RepoNews, Upload};
 use crate::database::{Commit, DatabaseError};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
@@ -24,6 +24,7 @@ pub(super) struct Inbox {
     pub(super) orders: mpsc::Receiver<Order>,
     /// Questions that are answered while orders wait.
     pub(super) questions: mpsc::Receiver<Question>,
+    pub(super) policy: LivePolicy,
 }
 
 impl Inbox {
@@ -32,6 +33,7 @@ impl Inbox {
         tokio::select! {
             order = self.orders.recv(), if takes_orders => order,
             Some(question) = self.questions.recv() => Some(Order::Ask(question)),
+            policy = self.policy.next(), if takes_orders => Some(Order::Tell(Input::Policy(policy))),
             else => None,
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::admission::{Hold, Origin};
+use grasp_core::admission::{Hold, Origin, Policy};
 use grasp_core::nip34::State;
 use grasp_core::resources::ClientNetwork;
 use grasp_core::service::Endpoint;
@@ -176,6 +176,8 @@ pub enum Input {
     Vanished { author: PublicKey, until: Timestamp },
     /// An owner published an announcement that no longer lists this service. `by` is its version.
     Delisted { repo: RepoId, by: Version },
+    /// The operator changed the policy.
+    Policy(Arc<Policy>),
     /// A task is done, or turned out to be unnecessary.
     TaskDone(CleanupTask),
     /// A task could not be done now.

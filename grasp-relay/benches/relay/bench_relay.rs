@@ -74,7 +74,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         store: store.clone(),
         git: Arc::new(RelayOnly),
         hub: hub.clone(),
-        policy: Policy::new(service.clone()),
+        policy: Policy::new(service.clone()).into(),
         fan_out: Mutex::default(),
         budgets: Budgets::default(),
         clock: clock.clone(),

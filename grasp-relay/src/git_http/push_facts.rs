@@ -97,7 +97,7 @@ impl GitHttp {
         match target.endpoint {
             Endpoint::Repository => self.hosted_facts(&target.repo, request).await,
             Endpoint::PullRequests => {
-                let policy = &self.host.policy;
+                let policy = self.host.policy.now();
                 let is_ours =
                     |proposal: &Proposal| policy.own_urls(proposal).any(|own| own == target.repo);
                 Ok(PushFacts::Contributor(
@@ -114,7 +114,7 @@ impl GitHttp {
     ) -> Result<PushFacts, HttpError> {
         let purgatory = self.purgatory()?;
         let (own, maintainers) = purgatory.maintainers(repo).await?;
-        let policy = &self.host.policy;
+        let policy = self.host.policy.now();
         if own.is_some_and(|own| policy.archives(&own.announcement)) {
             return Ok(PushFacts::Archived);
         }

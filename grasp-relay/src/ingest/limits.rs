@@ -176,7 +176,8 @@ impl Pipeline {
 
     /// Returns whether an author is known to have authority.
     pub(super) fn is_known_authority(&self, author: &PublicKey) -> bool {
-        self.policy.operator == Some(*author) || lock(&self.budgets.authorities).contains(author)
+        self.policy.now().operator == Some(*author)
+            || lock(&self.budgets.authorities).contains(author)
     }
 
     /// Looks up whether the authors of accepted states have authority, so that it is known once a budget is spent.
@@ -220,7 +221,7 @@ impl Pipeline {
         let is_unknown_author = kinds::UNCONDITIONAL_KINDS.contains(&event.kind)
             && *verdict == Verdict::Store { is_related: true }
             && !facts.is_author_known
-            && self.policy.operator != Some(event.pubkey);
+            && self.policy.now().operator != Some(event.pubkey);
         if is_unknown_author && !self.budgets.pay_unknown_author(now, event, origin) {
             *verdict = Rejection::RateLimited.into();
         }

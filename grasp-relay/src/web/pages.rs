@@ -462,7 +462,7 @@ impl Site {
             "" => String::new(),
             query => format!("?{query}"),
         };
-        let base = self.host.policy.service.repo_path(&request.address);
+        let base = self.host.policy.service().repo_path(&request.address);
         confirm::button(&self.frame, &format!("{base}/{}{query}", request.path))
     }
 

@@ -182,7 +182,7 @@ impl Server {
             store: Arc::new(MemoryStore::default()),
             git,
             hub,
-            policy: policy(),
+            policy: policy().into(),
             fan_out: std::sync::Mutex::default(),
             budgets: Budgets::default(),
             clock: Clock::new(move || now),

@@ -88,7 +88,7 @@ async fn start(dir: &Path) -> PurgatoryDriver {
             hub: Hub::start(),
             clock: Clock::system(),
         }),
-        policy: policy(),
+        policy: policy().into(),
         quotas: Quotas::default(),
         hunt: None,
     };

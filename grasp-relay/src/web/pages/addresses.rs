@@ -43,7 +43,7 @@ pub(super) async fn names(State(pages): State<Pages>, RawQuery(query): RawQuery)
     let key = site.surroundings.service_key;
     let key = key.filter(|_| name.as_deref().is_none_or(|name| name == "_"));
     let scheme = if site.secure { "wss" } else { "ws" };
-    let relay = format!("{scheme}://{}", site.host.policy.service);
+    let relay = format!("{scheme}://{}", site.host.policy.service());
     let body = match key {
         Some(key) => serde_json::json!({
             "names": { "_": key.to_hex() },

@@ -85,7 +85,7 @@ impl Site {
     }
 
     pub(super) async fn failed(&self, error: &PageError, request: &PageRequest) -> Response {
-        let service = &self.host.policy.service;
+        let service = self.host.policy.service();
         match error {
             PageError::NotFound | PageError::Git(GitError::NoView) => {
                 let path = service.repo_path(&request.address);

@@ -206,7 +206,7 @@ impl Context<'_> {
 
     pub(super) async fn threads(&self) -> Result<ThreadReader<'_>, PageError> {
         let host = &self.site.host;
-        let (model, now) = (host.policy.model, host.clock.now().unix);
+        let (model, now) = (host.policy.model(), host.clock.now().unix);
         let reader = ThreadReader::open(&*host.store, now, model, &self.request.repo);
         Ok(reader.await?)
     }
@@ -285,7 +285,7 @@ impl Site {
             return Ok(None);
         }
         let hosted = self.host.repos.resolve(repo).await?;
-        Ok(hosted.map(|_| self.host.policy.service.repo_path(repo)))
+        Ok(hosted.map(|_| self.host.policy.service().repo_path(repo)))
     }
 
     /// Returns the path of the page of a thread, if its repository is hosted here.
@@ -302,10 +302,10 @@ impl Site {
                 continue;
             };
             let now = self.host.clock.now().unix;
-            let model = self.host.policy.model;
+            let model = self.host.policy.model();
             let reader = ThreadReader::open(&*self.host.store, now, model, &shown).await?;
             if reader.thread(root.id, kind).await?.is_some() {
-                let path = self.host.policy.service.repo_path(&repo);
+                let path = self.host.policy.service().repo_path(&repo);
                 return Ok(Some(format!("{path}/{}/{}", kind.path(), nevent(&root.id))));
             }
         }

@@ -19,7 +19,7 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     pub(crate) fn service(&self) -> &ServiceIdentity {
-        &self.site.host.policy.service
+        self.site.host.policy.service()
     }
 
     /// Returns the path of the repository's page, without a slash at its end.
