@@ -27,6 +27,7 @@ use grasp_relay::private::Members;
 use grasp_relay::purgatory::ServedEvents;
 use grasp_relay::role::{Role, RoleWatch, Writer};
 use grasp_relay::server::{Config, Listeners, NodeKey, Parts, serve};
+use grasp_relay::store::policy::PolicyStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Store, StoreRules};
 use grasp_relay::tls::{Certificates, TlsStore};
@@ -163,6 +164,10 @@ pub(crate) struct Base {
     /// The comparison of refs with other servers, unless there are no pages that show it.
     pub(crate) in_step: Option<InStep>,
     pub(crate) database: Arc<dyn Database>,
+    /// What operators change while the server runs.
+    pub(crate) policy: Arc<PolicyOwner>,
+    /// Where that is stored.
+    pub(crate) policies: Arc<dyn PolicyStore>,
     /// The members, if the service is private.
     private: Option<PrivateService>,
     packs: Option<PackCache>,
@@ -185,7 +190,12 @@ impl Base {
         policy.members_only = settings.private.enabled;
         policy.service_key = Some(keys.public_key());
         let database: Arc<dyn Database> = store.clone();
-        let policy = PolicyOwner::new(policy);
+        let policies: Arc<dyn PolicyStore> = store.clone();
+        let policy = Arc::new(PolicyOwner::new(policy));
+        policy
+            .load(&*policies)
+            .await
+            .context("could not read the database")?;
         let host = GitHost {
             repos,
             contributors,
@@ -205,6 +215,8 @@ impl Base {
             host,
             hub,
             metrics: Metrics::default(),
+            policy,
+            policies,
             database,
             packs,
             config,

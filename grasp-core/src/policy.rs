@@ -10,6 +10,8 @@
 //! assert_eq!((entry.list().as_str(), entry.to_string().as_str()), ("banned_name", "spam"));
 //! ```
 
+mod cause;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -17,6 +19,7 @@ use ipnet::IpNet;
 use nostr::event::{EventId, Kind};
 use nostr::key::PublicKey;
 
+pub use self::cause::HiddenCause;
 use crate::repo::{Identifier, RepoId};
 use crate::text::{ParseError, invalid, parse_event_id, parse_pubkey};
 

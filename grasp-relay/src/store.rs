@@ -13,6 +13,7 @@ mod conditions;
 mod engine;
 mod git;
 mod group;
+mod hiding;
 mod keys;
 pub mod policy;
 #[cfg(feature = "postgres")]
@@ -21,6 +22,7 @@ mod rules;
 pub mod sqlite;
 
 pub use self::engine::EngineStore;
+use self::policy::PolicyStore;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -318,10 +320,10 @@ pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 /// The answer to a query, in chunks.
 pub type EventChunks = BoxStream<'static, Result<Vec<StoredEvent>, StoreError>>;
 
-/// A store of events that is also the database of git data and purgatory.
-pub trait Store: EventStore + Database {}
+/// A store of events that is also the database of git data and purgatory, and has what operators decide.
+pub trait Store: EventStore + Database + PolicyStore {}
 
-impl<S: EventStore + Database> Store for S {}
+impl<S: EventStore + Database + PolicyStore> Store for S {}
 
 /// A durable set of events under the rules of NIP-01, 09, 40 and 62.
 pub trait EventStore: Send + Sync + 'static {

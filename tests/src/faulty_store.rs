@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use grasp_core::admission::Rejection;
+use grasp_core::admission::{Policy, Rejection};
 use grasp_core::nip34::References;
+use grasp_core::policy::{HiddenCause, PolicyList};
 use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{RepoId, Version};
@@ -13,6 +14,10 @@ use grasp_purgatory::Record;
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Database, DatabaseError, DatabaseFuture, Pack, RepoRow,
     RetiredRef, View, ViewHead,
+};
+use grasp_relay::store::policy::{
+    AuditPage, AuditRow, HeldRepo, HideStep, Override, PolicyChange, PolicyChanged, PolicyEntry,
+    PolicyStore, RestoreStep, Role, RoleMember, UsedAuth,
 };
 use grasp_relay::store::{
     EventChunks, EventStore, Inventory, Present, SaveReport, Store, StoreFuture, SweepReport,
@@ -237,5 +242,69 @@ impl EventStore for FaultyStore {
 
     fn close(&self) -> StoreFuture<'_, ()> {
         self.store.close()
+    }
+}
+
+impl PolicyStore for FaultyStore {
+    fn change_policy(&self, change: PolicyChange) -> StoreFuture<'_, PolicyChanged> {
+        self.store.change_policy(change)
+    }
+
+    fn see_auth(&self, auth: UsedAuth, now: Timestamp) -> StoreFuture<'_, bool> {
+        self.store.see_auth(auth, now)
+    }
+
+    fn policy_version(&self) -> StoreFuture<'_, u64> {
+        self.store.policy_version()
+    }
+
+    fn policy_entries(&self, list: Option<PolicyList>) -> StoreFuture<'_, Vec<PolicyEntry>> {
+        self.store.policy_entries(list)
+    }
+
+    fn held_repos(&self) -> StoreFuture<'_, Vec<HeldRepo>> {
+        self.store.held_repos()
+    }
+
+    fn roles(&self) -> StoreFuture<'_, Vec<Role>> {
+        self.store.roles()
+    }
+
+    fn role_members(&self) -> StoreFuture<'_, Vec<RoleMember>> {
+        self.store.role_members()
+    }
+
+    fn overrides(&self) -> StoreFuture<'_, BTreeMap<String, Override>> {
+        self.store.overrides()
+    }
+
+    fn audit(&self, page: AuditPage) -> StoreFuture<'_, Vec<AuditRow>> {
+        self.store.audit(page)
+    }
+
+    fn hide(
+        &self,
+        cause: HiddenCause,
+        until: Timestamp,
+        now: Timestamp,
+    ) -> StoreFuture<'_, HideStep> {
+        self.store.hide(cause, until, now)
+    }
+
+    fn restore(
+        &self,
+        cause: HiddenCause,
+        policy: Arc<Policy>,
+        now: Timestamp,
+    ) -> StoreFuture<'_, RestoreStep> {
+        self.store.restore(cause, policy, now)
+    }
+
+    fn hidden_causes(&self) -> StoreFuture<'_, BTreeSet<HiddenCause>> {
+        self.store.hidden_causes()
+    }
+
+    fn hidden(&self, ids: Vec<EventId>) -> StoreFuture<'_, BTreeSet<EventId>> {
+        self.store.hidden(ids)
     }
 }

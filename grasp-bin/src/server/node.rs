@@ -96,7 +96,9 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         probed: Mutex::default(),
     };
     let roles = node.roles().clone();
-    let keeper = base.keep_certificate(Some(tls_store), roles.clone())?;
+    let mut keeper = base.keep_certificate(Some(tls_store), roles.clone())?;
+    let (policy, policies) = (Arc::clone(&base.policy), Arc::clone(&base.policies));
+    keeper.spawn(async move { policy.follow(&*policies).await });
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
     let parts = base.service_parts(node.ingest(), &roles, &overview, |it| node.routes(it));
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));

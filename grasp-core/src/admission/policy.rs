@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nostr::event::{EventId, Kind};
+use nostr::event::{Event, EventId, Kind};
 use nostr::key::PublicKey;
 
+use super::Needs;
 use crate::maintainers::MaintainerModel;
 use crate::nip34::{Announcement, Proposal};
-use crate::policy::PolicySubject;
+use crate::policy::{HiddenCause, PolicySubject};
 use crate::repo::{Identifier, RepoId};
 use crate::service::ServiceIdentity;
 
@@ -33,6 +34,8 @@ pub struct Policy {
     pub allowed: Option<Allowed>,
     /// Repositories that are stored and not served, until they are restored.
     pub held: BTreeSet<RepoId>,
+    /// Causes that hold no longer, whose events are not all back in service: until then their repositories are withheld.
+    pub restoring: BTreeSet<HiddenCause>,
     /// Networks whose connections are closed.
     pub blocked: Vec<IpNet>,
     /// Repositories that are kept although they do not list this service (GRASP-05).
@@ -134,6 +137,7 @@ impl Policy {
             bans: Bans::default(),
             allowed: None,
             held: BTreeSet::new(),
+            restoring: BTreeSet::new(),
             blocked: Vec::new(),
             archive: Archive::default(),
             contributor_proposals: false,
@@ -180,9 +184,37 @@ impl Policy {
             || self.allowed.as_ref().is_none_or(|list| list.cover(repo))
     }
 
-    /// Returns whether a repository is kept out of service: it is banned, not allowed, or held.
+    /// Returns whether a repository is kept out of service: it is banned, not allowed, held, or not fully restored.
     pub fn withholds(&self, repo: &RepoId) -> bool {
+        self.is_refused(repo)
+            || self.restoring.contains(&HiddenCause::Author(repo.owner))
+            || self.restoring.contains(&HiddenCause::Repo(repo.clone()))
+    }
+
+    /// Returns whether a repository is banned, not allowed, or held.
+    fn is_refused(&self, repo: &RepoId) -> bool {
         self.bans.cover(repo) || !self.allows(repo) || self.held.contains(repo)
+    }
+
+    /// Returns the cause for which a stored event is out of service.
+    pub fn hides(&self, event: &Event) -> Option<HiddenCause> {
+        if self.bans.authors.contains(&event.pubkey) {
+            return Some(HiddenCause::Author(event.pubkey));
+        }
+        if self.bans.events.contains(&event.id) {
+            return Some(HiddenCause::Event(event.id));
+        }
+        let repo = Needs::of(event).repo.filter(|repo| self.is_refused(repo));
+        repo.map(HiddenCause::Repo)
+    }
+
+    /// Returns whether a cause still holds.
+    pub fn upholds(&self, cause: &HiddenCause) -> bool {
+        match cause {
+            HiddenCause::Author(key) => self.bans.authors.contains(key),
+            HiddenCause::Event(id) => self.bans.events.contains(id),
+            HiddenCause::Repo(repo) => self.is_refused(repo),
+        }
     }
 
     /// Returns whether connections from an address are closed.

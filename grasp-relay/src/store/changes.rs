@@ -23,7 +23,8 @@ use serde::Serialize;
 
 use super::git::SignedView;
 use super::keys::{Digest, Keys, newest, seconds};
-use super::rules::{Rows, Rules};
+use super::policy::UsedAuth;
+use super::rules::{Removal, Rows, Rules};
 use super::{StoreError, failure, keeps_versions};
 
 /// Retired refs of a repository after which older ones are forgotten; those of one time stay together.
@@ -73,6 +74,9 @@ pub(crate) trait GitRows: Rows + Sized {
 
     /// Executes a statement, at once or before the transaction is committed.
     fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError>;
+
+    /// Remembers an authorization; returns whether it had not been used before.
+    fn use_auth(&self, auth: &UsedAuth) -> Result<bool, StoreError>;
 
     /// Takes note that a view is removed.
     fn view_removed(&self, _: &RepoKey) {}
@@ -447,14 +451,15 @@ pub(crate) trait Changes: GitRows {
 }
 
 /// Returns the change of a repository by the removal of an event that signed for some of its refs; `None` if it has none.
-///
-/// Their tips are retired at a time if one is given. Otherwise what its author took back is removed.
 pub(crate) fn refs_removal(
     event: &Event,
     signed: SignedView,
-    retired: Option<Timestamp>,
+    removal: Removal,
 ) -> Option<RepoChange> {
     let (endpoint, repo, view) = signed;
+    if matches!(removal, Removal::Hidden(_)) && repo.owner == event.pubkey {
+        return None;
+    }
     let is_gone = |name: &RefName| match event.kind {
         kind if kind == kinds::ANNOUNCEMENT => true,
         kind if kind == kinds::STATE => name.is_branch_or_tag(),
@@ -470,7 +475,7 @@ pub(crate) fn refs_removal(
     let mut left = Refs::clone(&view.refs);
     left.refs.retain(|name, _| !is_gone(name));
     let mut tips = Vec::new();
-    if let Some(since) = retired {
+    if let Removal::Retired(since) | Removal::Hidden(since) = removal {
         for (tip, name) in view.refs.retired_by(&left) {
             tips.push(RetiredRef { tip, name, since });
         }
@@ -603,6 +608,8 @@ pub(crate) struct Wanted {
     /// The time of a sweep.
     pub(crate) swept: Option<Timestamp>,
     pub(crate) views: Vec<RepoKey>,
+    /// Authorizations that may have been used.
+    pub(crate) auth: Vec<[u8; 32]>,
 }
 
 impl Wanted {
@@ -694,5 +701,6 @@ impl Wanted {
         self.expired = self.expired.max(other.expired);
         self.swept = self.swept.max(other.swept);
         self.views.extend(other.views);
+        self.auth.extend(other.auth);
     }
 }

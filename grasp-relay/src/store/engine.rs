@@ -245,7 +245,7 @@ impl<E> fmt::Debug for EngineStore<E> {
 }
 
 /// Applies a request to the end, and adds to the report what that removes; other writers get in between its steps.
-async fn finish(
+pub(crate) async fn finish(
     engine: &impl StoreEngine,
     request: Arc<Event>,
     report: &mut SaveReport,

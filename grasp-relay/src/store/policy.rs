@@ -1,15 +1,20 @@
 //! What operators decide while the server runs, in the database: entries of the policy, held repositories, roles, texts that
 //! replace settings, and the log of all this.
 
-use std::collections::BTreeMap;
+mod rows;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use grasp_core::RepoId;
-use grasp_core::policy::{PolicyList, PolicySubject};
+use grasp_core::admission::Policy;
+use grasp_core::policy::{HiddenCause, PolicyList, PolicySubject};
 use grasp_core::quota::QuotaSubject;
-use nostr::event::EventId;
+use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
+pub(crate) use self::rows::PolicyRows;
 use super::StoreFuture;
 
 /// The number of newest rows of the log that are kept.
@@ -47,6 +52,28 @@ pub trait PolicyStore: Send + Sync + 'static {
 
     /// Returns rows of the log, newest first.
     fn audit(&self, page: AuditPage) -> StoreFuture<'_, Vec<AuditRow>>;
+
+    /// Takes stored events out of service for a cause, for one step. They can be restored until a time.
+    fn hide(
+        &self,
+        cause: HiddenCause,
+        until: Timestamp,
+        now: Timestamp,
+    ) -> StoreFuture<'_, HideStep>;
+
+    /// Brings hidden events of a cause that no longer holds back, for one step. Those that this policy hides stay hidden.
+    fn restore(
+        &self,
+        cause: HiddenCause,
+        policy: Arc<Policy>,
+        now: Timestamp,
+    ) -> StoreFuture<'_, RestoreStep>;
+
+    /// Returns the causes for which events may be hidden.
+    fn hidden_causes(&self) -> StoreFuture<'_, BTreeSet<HiddenCause>>;
+
+    /// Returns which of these events are hidden.
+    fn hidden(&self, ids: Vec<EventId>) -> StoreFuture<'_, BTreeSet<EventId>>;
 }
 
 /// Changes that are made together, or not at all.
@@ -107,6 +134,30 @@ pub enum PolicyChanged {
     Done,
     /// The authorization was used before; nothing was changed or logged.
     Replayed,
+}
+
+/// The outcome of one step of [`PolicyStore::hide`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HideStep {
+    /// Nothing is left to hide.
+    pub is_done: bool,
+    /// The repositories of which events were hidden.
+    pub affected: BTreeSet<RepoId>,
+    /// The events that were hidden.
+    pub removed: BTreeSet<EventId>,
+}
+
+/// The outcome of one step of [`PolicyStore::restore`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RestoreStep {
+    /// No event of the cause is hidden any more.
+    pub is_done: bool,
+    /// The events that are served again.
+    pub restored: Vec<Arc<Event>>,
+    /// The repositories of which events were restored.
+    pub affected: BTreeSet<RepoId>,
+    /// The events that the restored ones removed, being requests of their authors.
+    pub removed: BTreeSet<EventId>,
 }
 
 /// An authorization that is used once.

@@ -72,6 +72,17 @@ pub(crate) struct Gate {
     pub(crate) newest: i64,
 }
 
+/// What becomes of the refs that a removed event signed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// Their objects go with them.
+    Gone,
+    /// Their tips are retired at this time.
+    Retired(Timestamp),
+    /// The same, but for the repositories of its author, which are withheld and stay as they are.
+    Hidden(Timestamp),
+}
+
 /// What a transaction has done so far, and may still do.
 pub(crate) struct Progress {
     /// The time up to which expired events were removed in this transaction.
@@ -106,13 +117,18 @@ impl Progress {
     }
 
     /// Returns whether this transaction has erased its share of rows.
-    fn is_spent(&self) -> bool {
+    pub(crate) fn is_spent(&self) -> bool {
         self.erase_budget.get() == 0
     }
 
     /// Takes the repositories of which something was removed.
     pub(crate) fn take_affected(&self) -> BTreeSet<RepoId> {
         self.affected.take()
+    }
+
+    /// Takes the requests that are not fully applied.
+    pub(crate) fn take_unfinished(&self) -> Vec<Arc<Event>> {
+        self.unfinished.take()
     }
 
     /// Takes the events that were removed without a replacement.
@@ -142,9 +158,14 @@ pub(crate) trait Rows {
     fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> Result<(), StoreError>;
     /// Deletes a served event with all rows that refer to it, and counts what that costs.
     fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError>;
-    /// Removes the refs that an event signed for, which is being removed. Their tips are retired at a time if one is
-    /// given; otherwise their objects go with them.
-    fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError>;
+    /// Removes the refs that an event signed for, which is being removed.
+    fn remove_refs_of(&self, event: &Event, removal: Removal) -> Result<(), StoreError>;
+    /// Erases the hidden events that a request of their author deletes, up to a time where versions are named.
+    fn erase_hidden(&self, author: &PublicKey, request: i64, until: i64) -> Result<(), StoreError>;
+    /// Erases the hidden events of an author.
+    fn erase_hidden_by(&self, author: &PublicKey, until: i64) -> Result<(), StoreError>;
+    /// Erases hidden events whose time has ended, for one step.
+    fn erase_ended_hidden(&self, now: i64) -> Result<(), StoreError>;
 
     /// Keeps a version within the limit per coordinate, unless it is kept already.
     fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError>;
@@ -202,7 +223,7 @@ pub(crate) trait Rules: Rows + Sized {
             affected: progress.take_affected(),
             removed: progress.take_removed(),
         };
-        Ok((report, progress.unfinished.take()))
+        Ok((report, progress.take_unfinished()))
     }
 
     /// Checks one event and changes nothing.
@@ -259,7 +280,7 @@ pub(crate) trait Rules: Rows + Sized {
         let mut gone = 0;
         if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
             // Its owner may come back.
-            self.remove_served(head.seq, Some(now))?;
+            self.remove_served(head.seq, Removal::Retired(now))?;
             gone += 1;
         }
         if self.delisted_by(&key)?.is_none_or(|known| by < known) {
@@ -283,6 +304,7 @@ pub(crate) trait Rules: Rows + Sized {
 
     /// Runs one step of reclaiming space: expired events, then deletion requests past their term.
     fn sweep(&self, now: Timestamp) -> Result<Swept, StoreError> {
+        self.erase_ended_hidden(seconds(now.as_secs()))?;
         let turns = [
             self.remove_expired(now)?,
             self.retire_requests(now)?,
@@ -384,23 +406,27 @@ pub(crate) trait Rules: Rows + Sized {
     /// Removes a version that has expired; returns whether it has.
     fn remove_if_expired(&self, head: &Served, now: Timestamp) -> Result<bool, StoreError> {
         let has_ended = self.has_ended(head.seq, seconds(now.as_secs()))?;
-        Ok(has_ended && self.remove_served(head.seq, None)?)
+        Ok(has_ended && self.remove_served(head.seq, Removal::Gone)?)
     }
 
-    /// Deletes a served event without replacement, with the refs that it signed for, and records the repositories it
-    /// named. Their tips are retired at a time if one is given. Returns whether it was there.
-    fn remove_served(&self, seq: i64, retired: Option<Timestamp>) -> Result<bool, StoreError> {
+    /// Deletes a served event without replacement; returns whether it was there.
+    fn remove_served(&self, seq: i64, removal: Removal) -> Result<bool, StoreError> {
+        Ok(self.take_served(seq, removal)?.is_some())
+    }
+
+    /// Takes a served event out of service, with the refs that it signed for, and records the repositories it named.
+    fn take_served(&self, seq: i64, removal: Removal) -> Result<Option<Event>, StoreError> {
         let Some(event) = self.erase(seq)? else {
-            return Ok(false);
+            return Ok(None);
         };
-        self.remove_refs_of(&event, retired)?;
+        self.remove_refs_of(&event, removal)?;
         let progress = self.progress();
         progress
             .affected
             .borrow_mut()
             .extend(repositories_of(&event));
         progress.removed.borrow_mut().insert(event.id);
-        Ok(true)
+        Ok(Some(event))
     }
 
     fn remove_expired(&self, now: Timestamp) -> Result<Swept, StoreError> {
@@ -408,7 +434,7 @@ pub(crate) trait Rules: Rows + Sized {
         let mut removed = 0;
         let due = self.expired_events(until)?;
         for seq in due.iter().take_while(|_| !self.progress().is_spent()) {
-            self.remove_served(*seq, None)?;
+            self.remove_served(*seq, Removal::Gone)?;
             removed += 1;
         }
         let copies = self.expired_copies(until)?;
@@ -569,7 +595,7 @@ pub(crate) trait Deletions: Rows + Sized {
                 _ => self.replace_gate(&key, number)?,
             }
         }
-        Ok(())
+        self.erase_hidden(&event.pubkey, number, newest(event.created_at))
     }
 
     /// Erases targets of a deletion request; returns whether none is left.
@@ -592,7 +618,7 @@ pub(crate) trait Deletions: Rows + Sized {
 
     fn delete_id(&self, id: &EventId, request: &Event) -> Result<(), StoreError> {
         if let Some(seq) = self.deletable(id, &request.pubkey)? {
-            self.remove_served(seq, None)?;
+            self.remove_served(seq, Removal::Gone)?;
         }
         self.delete_copy(id, Some(&request.pubkey))?;
         Ok(())
@@ -605,7 +631,7 @@ pub(crate) trait Deletions: Rows + Sized {
             .head(coordinate)?
             .filter(|head| head.at.newest() >= until)
         {
-            self.remove_served(head.seq, None)?;
+            self.remove_served(head.seq, Removal::Gone)?;
         }
         self.delete_copies(coordinate, until)
     }
@@ -629,12 +655,13 @@ pub(crate) trait Deletions: Rows + Sized {
             return Ok(true);
         }
         let (author, until) = (&request.pubkey, newest(request.created_at));
+        self.erase_hidden_by(author, until)?;
         let written = self.written_by(author, until)?;
         for seq in &written {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.remove_served(*seq, None)?;
+            self.remove_served(*seq, Removal::Gone)?;
         }
         let copies = self.copies_by(author, until)?;
         copies.iter().try_for_each(|seq| self.erase_copy(*seq))?;

@@ -1,7 +1,9 @@
 //! The contract of a database of refs, packs and records, run over every database.
 
+mod hiding;
 mod isolation;
 mod maintained;
+mod policy;
 mod quotas;
 mod removal;
 
@@ -25,8 +27,10 @@ use nostr::filter::Filter;
 use nostr::key::{Keys, PublicKey};
 use nostr::types::Timestamp;
 
+use self::hiding::*;
 use self::isolation::*;
 use self::maintained::*;
+use self::policy::*;
 use self::quotas::*;
 use self::removal::*;
 use crate::store_contract::{block_on, rules};
@@ -112,6 +116,22 @@ contract! {
     a_maintainer_who_stays_keeps_the_age_and_one_who_returns_does_not
     an_address_is_maintained_at_the_repository_that_it_shows
     git_data_is_counted_by_owner_and_repository
+    entries_of_the_policy_are_added_replaced_and_removed
+    each_change_raises_the_version_and_a_refused_call_does_not
+    an_authorization_changes_something_once
+    repositories_are_held_and_restored
+    a_removed_role_is_taken_from_its_members
+    a_text_replaces_a_setting_until_it_is_taken_back
+    the_log_is_read_by_pages_newest_first
+    events_of_an_author_are_hidden_and_restored_as_they_were
+    an_author_with_many_events_is_hidden_and_restored_in_steps
+    what_another_cause_hides_stays_hidden
+    a_hidden_repository_loses_its_announcement_and_state_only
+    what_its_author_deletes_while_it_is_hidden_is_gone
+    what_vanishes_while_it_is_hidden_is_gone
+    hidden_events_are_dropped_after_their_time
+    an_event_that_came_again_or_ended_is_restored_once_or_not
+    hiding_leaves_the_refs_of_its_author_and_takes_those_elsewhere
 }
 
 fn time(secs: u64) -> Timestamp {

@@ -16,7 +16,7 @@ use crate::store::sqlite::SqliteReader;
 use crate::store::{StoreError, failure};
 
 /// The tables, which have the same columns in both databases.
-const TABLES: [&str; 23] = [
+const TABLES: [&str; 33] = [
     "secret",
     "events",
     "lists",
@@ -40,6 +40,16 @@ const TABLES: [&str; 23] = [
     "tasks",
     "additions",
     "quotas",
+    "policy",
+    "policy_version",
+    "held_repos",
+    "hidden",
+    "hidden_causes",
+    "audit",
+    "roles",
+    "role_members",
+    "auth_seen",
+    "overrides",
 ];
 
 /// Rows that are read before they are written.
@@ -112,7 +122,7 @@ async fn check_free(tx: &Transaction<'_>) -> Result<(), StoreError> {
 }
 
 fn is_made_with_schema(table: &str) -> bool {
-    ["secret", "generations"].contains(&table)
+    ["secret", "generations", "policy_version"].contains(&table)
 }
 
 async fn copy(tx: &Transaction<'_>, sqlite: &Path, table: &str) -> Result<u64, StoreError> {

@@ -14,15 +14,18 @@ use grasp_core::deletion;
 use grasp_purgatory::database::Generation;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
-use nostr::types::Timestamp;
 use rusqlite::types::Value;
 
 pub(super) use self::write::Statement;
 use super::values::Param;
-use crate::store::changes::{GitRows, RepoKey};
+use crate::store::changes::{GitRows, RepoKey, blob, integer, time};
 use crate::store::engine::Unreadable;
+use crate::store::hiding::{
+    ERASE_ENDED_HIDDEN_SQL, ERASE_HIDDEN_BY_SQL, ERASE_HIDDEN_SQL, erased_hidden,
+};
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
-use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
+use crate::store::policy::UsedAuth;
+use crate::store::rules::{Gate, Progress, Removal, Rows, STEP_EVENTS, Served};
 use crate::store::{StoreError, StoreRules, failure, write_cost};
 
 /// The rows of one transaction.
@@ -51,6 +54,9 @@ struct WorkingSet {
     vanished: HashMap<PublicKey, i64>,
     delisted: HashMap<Digest, Position>,
     views: HashMap<RepoKey, i64>,
+    used_auth: HashSet<EventId>,
+    /// Some events were hidden before this transaction.
+    has_hidden: bool,
     changed: Changed,
 }
 
@@ -69,8 +75,8 @@ struct Changed {
     finished: Vec<EventId>,
     /// Statements about refs, packs and purgatory, in their order.
     statements: Vec<Statement>,
-    /// Events that were removed; their refs are to be removed, too, and retired at a time if one is given.
-    refs_of: Vec<(Event, Option<Timestamp>)>,
+    /// Events that were removed; their refs are to be removed, too.
+    refs_of: Vec<(Event, Removal)>,
     has_generation: bool,
 }
 
@@ -128,8 +134,14 @@ impl<'a> PostgresTables<'a> {
         self.rows.get_mut().last_seq
     }
 
+    /// Returns whether any events are hidden, or may be by this transaction.
+    fn has_hidden(&self) -> bool {
+        let rows = self.rows.borrow();
+        rows.has_hidden || !rows.changed.statements.is_empty()
+    }
+
     /// Takes the events whose refs are to be removed.
-    pub(super) fn take_refs_of(&mut self) -> Vec<(Event, Option<Timestamp>)> {
+    pub(super) fn take_refs_of(&mut self) -> Vec<(Event, Removal)> {
         std::mem::take(&mut self.rows.get_mut().changed.refs_of)
     }
 }
@@ -320,15 +332,34 @@ impl Rows for PostgresTables<'_> {
         Ok(Some(event))
     }
 
-    fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError> {
+    fn remove_refs_of(&self, event: &Event, removal: Removal) -> Result<(), StoreError> {
         if crate::store::REPOSITORY_KINDS.contains(&event.kind) {
             self.rows
                 .borrow_mut()
                 .changed
                 .refs_of
-                .push((event.clone(), retired));
+                .push((event.clone(), removal));
         }
         Ok(())
+    }
+
+    fn erase_hidden(&self, author: &PublicKey, request: i64, until: i64) -> Result<(), StoreError> {
+        match self.has_hidden() {
+            true => self.change(ERASE_HIDDEN_SQL, erased_hidden(author, request, until)),
+            false => Ok(()),
+        }
+    }
+
+    fn erase_hidden_by(&self, author: &PublicKey, until: i64) -> Result<(), StoreError> {
+        let values = vec![blob(author.as_bytes()), integer(until)];
+        self.change(ERASE_HIDDEN_BY_SQL, values)
+    }
+
+    fn erase_ended_hidden(&self, now: i64) -> Result<(), StoreError> {
+        match self.has_hidden() {
+            true => self.change(ERASE_ENDED_HIDDEN_SQL, vec![integer(now)]),
+            false => Ok(()),
+        }
     }
 
     fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError> {
@@ -544,6 +575,16 @@ impl GitRows for PostgresTables<'_> {
         let statement = Statement { sql, values };
         self.rows.borrow_mut().changed.statements.push(statement);
         Ok(())
+    }
+
+    fn use_auth(&self, auth: &UsedAuth) -> Result<bool, StoreError> {
+        let is_new = self.rows.borrow_mut().used_auth.insert(auth.id);
+        if is_new {
+            let remember = "INSERT INTO auth_seen (id, until) VALUES (?1, ?2)";
+            let values = vec![blob(auth.id.as_bytes()), time(auth.until)];
+            self.change(remember, values)?;
+        }
+        Ok(is_new)
     }
 
     fn view_removed(&self, key: &RepoKey) {

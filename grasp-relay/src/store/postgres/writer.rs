@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool};
 use nostr::event::Event;
-use nostr::types::Timestamp;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
@@ -25,6 +24,7 @@ use crate::store::group::{
     self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
 };
 use crate::store::keys::Keys;
+use crate::store::rules::Removal;
 use crate::store::{StoreError, StoreRules, failure};
 
 /// The time for which a transaction is begun again while the database cannot be reached.
@@ -249,7 +249,7 @@ impl WriterTask {
                 return Err(StoreError::Fenced);
             }
             loaded?;
-            tables.set_last(fence.last_seq, fence.last_generation);
+            tables.set_last(fence.last_seq, fence.last_generation, fence.has_hidden);
             tables.load_due(&client, wanted).await
         };
         match begun.await {
@@ -267,11 +267,12 @@ struct Fence {
     epoch: u64,
     last_seq: i64,
     last_generation: i64,
+    has_hidden: bool,
 }
 
 /// Locks the lease, so that nobody takes it until the transaction has ended.
 async fn fence(client: &Object) -> Result<Fence, StoreError> {
-    let sql = "SELECT l.epoch, c.last_seq, g.last FROM lease l, counters c, generations g
+    let sql = "SELECT l.epoch, c.last_seq, g.last, EXISTS (SELECT 1 FROM hidden) FROM lease l, counters c, generations g
         FOR SHARE OF l";
     let statement = client.prepare_cached(sql).await.map_err(failure)?;
     let row = client.query_one(&statement, &[]).await.map_err(failure)?;
@@ -280,6 +281,7 @@ async fn fence(client: &Object) -> Result<Fence, StoreError> {
         epoch: epoch.unsigned_abs(),
         last_seq: get(&row, 1)?,
         last_generation: get(&row, 2)?,
+        has_hidden: get(&row, 3)?,
     })
 }
 
@@ -290,8 +292,8 @@ async fn write(
 ) -> Result<(), StoreError> {
     for queued in group {
         queued.task.perform(tables)?;
-        for (event, retired) in tables.take_refs_of() {
-            remove_refs(client, tables, &event, retired).await?;
+        for (event, removal) in tables.take_refs_of() {
+            remove_refs(client, tables, &event, removal).await?;
         }
     }
     tables.commit(client).await
@@ -302,14 +304,14 @@ async fn remove_refs(
     client: &Object,
     tables: &mut PostgresTables<'_>,
     event: &Event,
-    retired: Option<Timestamp>,
+    removal: Removal,
 ) -> Result<(), StoreError> {
     let Some(query) = views_signed_by(event) else {
         return Ok(());
     };
     tables.flush_statements(client).await?;
     for signed in rows(client, query).await? {
-        if let Some(change) = refs_removal(event, signed, retired) {
+        if let Some(change) = refs_removal(event, signed, removal) {
             tables.change_repo(&change)?;
         }
     }

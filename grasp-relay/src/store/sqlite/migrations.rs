@@ -27,6 +27,7 @@ const SCHEMA: Schema<'static> = Schema {
         include_str!("schema.sql"),
         include_str!("schema_quotas.sql"),
         include_str!("schema_maintained.sql"),
+        include_str!("schema_policy.sql"),
     ],
     repair: Repair {
         lacks: "proposal_refs",

@@ -6,18 +6,21 @@ use grasp_core::deletion;
 use grasp_purgatory::database::Generation;
 use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
-use nostr::types::Timestamp;
 use rusqlite::types::{FromSql, Value};
 use rusqlite::{
     CachedStatement, Connection, OptionalExtension, Params, Row, ToSql, named_params, params,
     params_from_iter,
 };
 
-use crate::store::changes::{Changes, GitRows, RepoKey, refs_removal};
+use crate::store::changes::{Changes, GitRows, RepoKey, blob, integer, refs_removal};
 use crate::store::engine::{Columns, Query};
 use crate::store::git::views_signed_by;
+use crate::store::hiding::{
+    ERASE_ENDED_HIDDEN_SQL, ERASE_HIDDEN_BY_SQL, ERASE_HIDDEN_SQL, erased_hidden,
+};
 use crate::store::keys::{Digest, Keys, Position, newest, seconds};
-use crate::store::rules::{Gate, Progress, Rows, STEP_EVENTS, Served};
+use crate::store::policy::UsedAuth;
+use crate::store::rules::{Gate, Progress, Removal, Rows, STEP_EVENTS, Served};
 use crate::store::{StoreError, StoreRules, failure, write_cost};
 
 /// Selects a request that is not fully applied. `CROSS` reads `unfinished` first, which is empty or small: SQLite's planner
@@ -309,16 +312,29 @@ impl Rows for SqliteTables<'_> {
         Ok(Some(event))
     }
 
-    fn remove_refs_of(&self, event: &Event, retired: Option<Timestamp>) -> Result<(), StoreError> {
+    fn remove_refs_of(&self, event: &Event, removal: Removal) -> Result<(), StoreError> {
         let Some(query) = views_signed_by(event) else {
             return Ok(());
         };
         for signed in rows(self.conn, query)? {
-            if let Some(change) = refs_removal(event, signed, retired) {
+            if let Some(change) = refs_removal(event, signed, removal) {
                 self.change_repo(&change)?;
             }
         }
         Ok(())
+    }
+
+    fn erase_hidden(&self, author: &PublicKey, request: i64, until: i64) -> Result<(), StoreError> {
+        self.change(ERASE_HIDDEN_SQL, erased_hidden(author, request, until))
+    }
+
+    fn erase_hidden_by(&self, author: &PublicKey, until: i64) -> Result<(), StoreError> {
+        let values = vec![blob(author.as_bytes()), integer(until)];
+        self.change(ERASE_HIDDEN_BY_SQL, values)
+    }
+
+    fn erase_ended_hidden(&self, now: i64) -> Result<(), StoreError> {
+        self.change(ERASE_ENDED_HIDDEN_SQL, vec![integer(now)])
     }
 
     fn insert_copy(&self, event: &Event, coordinate: &Digest) -> Result<(), StoreError> {
@@ -542,6 +558,14 @@ impl GitRows for SqliteTables<'_> {
     fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
         self.execute(sql, params_from_iter(values))?;
         Ok(())
+    }
+
+    fn use_auth(&self, auth: &UsedAuth) -> Result<bool, StoreError> {
+        let added = self.execute(
+            "INSERT INTO auth_seen (id, until) VALUES (?1, ?2) ON CONFLICT (id) DO NOTHING",
+            params![auth.id.as_bytes(), seconds(auth.until.as_secs())],
+        )?;
+        Ok(added > 0)
     }
 }
 

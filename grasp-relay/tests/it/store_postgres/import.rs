@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use grasp_core::admission::Rejection;
+use grasp_core::policy::PolicySubject;
 use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId, Version};
@@ -14,6 +15,9 @@ use grasp_purgatory::database::{
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
+use grasp_relay::store::policy::{
+    AuditEntry, AuditPage, PolicyAction, PolicyChange, PolicyChanged, PolicyStore as _, Role,
+};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Store};
 use nostr::event::{Event, Kind};
@@ -95,6 +99,50 @@ async fn fill(store: &SqliteStore) {
     );
     stored(store, &proposal()).await;
     commit(store).await;
+    decide(store).await;
+}
+
+/// Has operators decide something of every kind.
+async fn decide(store: &SqliteStore) {
+    let role = Role {
+        id: "moderator".to_owned(),
+        label: String::new(),
+        description: String::new(),
+        color: String::new(),
+        position: 1,
+    };
+    let actions = vec![
+        PolicyAction::Add {
+            subject: PolicySubject::BannedAuthor(BOB.key()),
+            reason: "spam".to_owned(),
+        },
+        PolicyAction::Hold {
+            repo: repo(),
+            reason: String::new(),
+            until: time(NOW + 1),
+        },
+        PolicyAction::PutRole(role),
+        PolicyAction::Assign(ALICE.key(), "moderator".to_owned()),
+        PolicyAction::Override("name".to_owned(), Some("ours".to_owned())),
+    ];
+    let audit = AuditEntry {
+        actor: "alice".to_owned(),
+        via: "nip86".to_owned(),
+        auth: Some(id(7)),
+        method: "banpubkey".to_owned(),
+        params: "[]".to_owned(),
+        error: None,
+    };
+    let change = PolicyChange {
+        at: time(NOW),
+        actions,
+        audit,
+        auth_until: Some(time(NOW + 1)),
+    };
+    assert_eq!(
+        store.change_policy(change).await.unwrap(),
+        PolicyChanged::Done
+    );
 }
 
 async fn commit(store: &SqliteStore) {
@@ -223,6 +271,21 @@ async fn all(store: &dyn Store) -> BTreeMap<&'static str, String> {
         "additions",
         format!("{:?}", store.additions(time(0)).await.unwrap()),
     );
+    let entries = store.policy_entries(None).await.unwrap();
+    all.insert("policy", format!("{entries:?}"));
+    all.insert("version", store.policy_version().await.unwrap().to_string());
+    let held = store.held_repos().await.unwrap();
+    all.insert("held repositories", format!("{held:?}"));
+    all.insert("roles", format!("{:?}", store.roles().await.unwrap()));
+    let members = store.role_members().await.unwrap();
+    all.insert("members", format!("{members:?}"));
+    let overrides = store.overrides().await.unwrap();
+    all.insert("overrides", format!("{overrides:?}"));
+    let page = AuditPage {
+        limit: 9,
+        ..AuditPage::default()
+    };
+    all.insert("audit", format!("{:?}", store.audit(page).await.unwrap()));
     all.insert("quotas", format!("{:?}", store.quotas().await.unwrap()));
     all.insert(
         "packs",

@@ -62,6 +62,8 @@ const VIEWS_SQL: &str = "SELECT v.endpoint, v.identifier, v.owner, v.generation
     FROM unnest($1::BIGINT[], $2::TEXT[], $3::BYTEA[]) w(endpoint, identifier, owner)
     JOIN views v ON v.endpoint = w.endpoint AND v.identifier = w.identifier AND v.owner = w.owner";
 
+const AUTH_SQL: &str = "SELECT id FROM auth_seen WHERE id = ANY($1)";
+
 /// Rows that one step takes.
 const STEP: i64 = STEP_EVENTS as i64;
 
@@ -91,6 +93,7 @@ impl PostgresTables<'_> {
         let (ids, targets) = (slices(&wanted.ids), slices(&wanted.targets));
         let (coordinates, kept) = (slices(&wanted.coordinates), slices(&wanted.kept));
         let (gates, authors) = (slices(&wanted.gates), slices(&wanted.authors));
+        let used = slices(&wanted.auth);
         let (by, of): (Vec<_>, Vec<_>) = wanted
             .requests
             .iter()
@@ -109,6 +112,7 @@ impl PostgresTables<'_> {
             vanished,
             delisted,
             views,
+            auth,
         ) = try_join!(
             ask(client, KNOWN_SQL, [&ids], !ids.is_empty()),
             ask(client, EXPIRED_SQL, [&now, &STEP], is_due),
@@ -126,6 +130,7 @@ impl PostgresTables<'_> {
             ask(client, VANISHED_SQL, [&authors], !authors.is_empty()),
             ask(client, DELISTED_SQL, [&kept], !kept.is_empty()),
             load_views(client, &wanted.views),
+            ask(client, AUTH_SQL, [&used], !used.is_empty()),
         )?;
         let rows = self.rows.get_mut();
         rows.add_known(&known)?;
@@ -137,6 +142,10 @@ impl PostgresTables<'_> {
         rows.add_vanished(&vanished)?;
         rows.add_delisted(&delisted)?;
         rows.add_views(&views)?;
+        for row in &auth {
+            let id = EventId::from_byte_array(bytes(row, 0)?);
+            rows.used_auth.insert(id);
+        }
         Ok(())
     }
 
@@ -180,10 +189,16 @@ impl PostgresTables<'_> {
         rows.add_requests(&forgotten)
     }
 
-    /// Sets the last numbers that rows were given.
-    pub(in crate::store::postgres) fn set_last(&mut self, seq: i64, generation: i64) {
+    /// Sets the last numbers that rows were given, and whether events are hidden.
+    pub(in crate::store::postgres) fn set_last(
+        &mut self,
+        seq: i64,
+        generation: i64,
+        has_hidden: bool,
+    ) {
         let rows = self.rows.get_mut();
         (rows.last_seq, rows.last_generation) = (seq, generation);
+        rows.has_hidden = has_hidden;
     }
 }
 
