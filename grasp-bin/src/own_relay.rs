@@ -7,10 +7,11 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
-use grasp_core::admission::Origin;
+use grasp_core::admission::{Origin, Policy};
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::{RepoId, Verified, kinds};
 use grasp_purgatory::driver::{PurgatoryDriver, RepoNews};
+use grasp_relay::policy::LivePolicy;
 use grasp_relay::server::Parts;
 use grasp_relay::store::{Inventory, StoreError};
 use grasp_relay::{Accepted, Feed};
@@ -62,6 +63,7 @@ impl SyncedRelay for OwnRelay {
             feed: feed.accepted_then_all(kinds),
             members: members_beside(kinds),
             purgatory: self.purgatory.news(),
+            policy: self.parts.config.policy.clone(),
             reported: BTreeSet::new(),
             served: BTreeSet::new(),
             waiting: VecDeque::new(),
@@ -124,6 +126,7 @@ struct Reader {
     /// Addressable and replaceable events of kinds that the feed does not read from the store.
     members: Filter,
     purgatory: broadcast::Receiver<RepoNews>,
+    policy: LivePolicy,
     /// Repositories that were reported and not retired.
     reported: BTreeSet<RepoId>,
     /// Those of them that are served.
@@ -161,6 +164,21 @@ impl Reader {
                     }
                     Err(RecvError::Closed) => return None,
                 },
+                policy = self.policy.next() => self.retire_withheld(&policy),
+            }
+        }
+    }
+
+    /// Reports that repositories which operators took out of service are followed no longer. One that comes back is stored
+    /// again.
+    fn retire_withheld(&mut self, policy: &Policy) {
+        let reported = std::mem::take(&mut self.reported);
+        for repo in reported {
+            if policy.withholds(&repo) {
+                self.served.remove(&repo);
+                self.waiting.push_back(News::Retired(repo));
+            } else {
+                self.reported.insert(repo);
             }
         }
     }

@@ -14,6 +14,7 @@ use grasp_core::private::{EffectiveMembers, PublicOrigin, RelayDocument};
 use grasp_core::{RelayUrl, kinds};
 use grasp_relay::Clock;
 use grasp_relay::git_http::GitHost;
+use grasp_relay::policy::LivePolicy;
 use grasp_relay::private::{MemberList, Private};
 use grasp_relay::store::{self, EventStore, Inventory, StoreError};
 use grasp_sync::Roots;
@@ -125,7 +126,12 @@ impl PrivateService {
         if !settings.private.enabled {
             return Ok(None);
         }
-        let mut follower = Follower::new(settings, host.store.clone(), host.clock.clone())?;
+        let mut follower = Follower::new(
+            settings,
+            host.store.clone(),
+            host.clock.clone(),
+            host.policy.clone(),
+        )?;
         follower.read_file()?;
         if follower.effective.members().is_empty() {
             bail!("private: there is no member in members and members_file");
@@ -151,6 +157,7 @@ struct Follower {
     settings: Arc<Settings>,
     store: Arc<dyn EventStore>,
     clock: Clock,
+    policy: LivePolicy,
     roots: Roots,
     effective: EffectiveMembers,
     /// The announcements that the relays were read from.
@@ -158,11 +165,17 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(settings: &Settings, store: Arc<dyn EventStore>, clock: Clock) -> Result<Self> {
+    fn new(
+        settings: &Settings,
+        store: Arc<dyn EventStore>,
+        clock: Clock,
+        policy: LivePolicy,
+    ) -> Result<Self> {
         Ok(Self {
             settings: Arc::new(settings.clone()),
             store,
             clock,
+            policy,
             roots: files::roots_for_relays(settings)?,
             effective: EffectiveMembers::new(settings.private.members.clone()),
             announcements: BTreeSet::new(),
@@ -171,7 +184,7 @@ impl Follower {
 
     /// Returns the members; a banned key is none.
     fn members(&self) -> BTreeSet<PublicKey> {
-        let policy = self.host.policy.now();
+        let policy = self.policy.now();
         let mut members = self.effective.members();
         members.retain(|key| !policy.bans.authors.contains(key));
         members
@@ -194,7 +207,7 @@ impl Follower {
     async fn run(mut self, list: MemberList) {
         let mut reads: JoinSet<(RelayUrl, RelayDocument)> = JoinSet::new();
         let mut interval = tokio::time::interval(READ_INTERVAL);
-        let mut policy = self.host.policy.clone();
+        let mut policy = self.policy.clone();
         let mut has_bad_file = false;
         loop {
             tokio::select! {
@@ -252,7 +265,7 @@ impl Follower {
         if ids == self.announcements {
             return Ok(());
         }
-        let (service, policy) = (&self.settings.policy.service, self.host.policy.now());
+        let (service, policy) = (&self.settings.policy.service, self.policy.now());
         let mut relays = BTreeSet::new();
         for event in store::events(store, filter, now.unix).await? {
             let Ok(announcement) = Announcement::parse(&event) else {
@@ -303,7 +316,8 @@ mod tests {
         let mut settings = Settings::new("127.0.0.1:7334".parse().unwrap(), dir.path());
         settings.private.members_file = Some(file.clone());
         let store = crate::open_store(&settings).await.unwrap();
-        let mut follower = Follower::new(&settings, store, Clock::system()).unwrap();
+        let policy = settings.policy.clone().into();
+        let mut follower = Follower::new(&settings, store, Clock::system(), policy).unwrap();
         let mut member = Keys::generate().public_key();
         std::fs::write(&file, member.to_hex()).unwrap();
         follower.read_file().unwrap();

@@ -22,12 +22,12 @@ use grasp_relay::ingest::{Budgets, Ingest, ListedMaintainers, Pipeline};
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::Hub;
-use grasp_relay::policy::PolicyOwner;
+use grasp_relay::policy::{Enforcer, LivePolicy, PolicyOwner};
 use grasp_relay::private::Members;
 use grasp_relay::purgatory::ServedEvents;
 use grasp_relay::role::{Role, RoleWatch, Writer};
 use grasp_relay::server::{Config, Listeners, NodeKey, Parts, serve};
-use grasp_relay::store::policy::PolicyStore;
+use grasp_relay::store::policy::{PolicyChange, PolicyChanged};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, Store, StoreRules};
 use grasp_relay::tls::{Certificates, TlsStore};
@@ -65,8 +65,8 @@ pub struct Server {
     overview: Overview,
     /// The node, if the server has several.
     node: Option<Arc<Node>>,
-    /// The task that keeps the TLS certificate.
-    _certificate_keeper: JoinSet<()>,
+    /// The tasks that keep the TLS certificate, and follow what operators decide.
+    _keeper: JoinSet<()>,
 }
 
 impl Server {
@@ -86,7 +86,7 @@ impl Server {
         let base = base.with_certificates(tls::certificates(settings, None));
         let (role, roles) = watch::channel(Role::Reader { writer: None });
         let roles = RoleWatch::new(roles);
-        let keeper = base.keep_certificate(None, roles.clone())?;
+        let keeper = base.keep(None, roles.clone())?;
         let overview = Overview::of_server(&base, roles.clone(), None);
         let writer = Arc::new(OwnWriter::new(base.clone(), overview.clone()));
         let started = writer.start_parts().await?;
@@ -99,7 +99,7 @@ impl Server {
             writer,
             overview,
             node: None,
-            _certificate_keeper: keeper,
+            _keeper: keeper,
         })
     }
 
@@ -126,6 +126,16 @@ impl Server {
     /// Returns the certificate for the listeners with TLS; `None` if TLS is off.
     pub fn certificates(&self) -> Option<&Certificates> {
         self.overview.certificates()
+    }
+
+    /// Has an operator change the policy, which is in force at this process when this returns.
+    pub async fn change_policy(&self, change: PolicyChange) -> Result<PolicyChanged> {
+        let base = &self.writer.base;
+        let changed = base.policies.change_policy(change).await;
+        let changed = changed.context("could not store the change")?;
+        let loaded = base.policy.load(&*base.policies).await;
+        loaded.context("could not read the database")?;
+        Ok(changed)
     }
 
     /// Serves until `shutdown` resolves, then lets open requests finish within the grace period.
@@ -167,7 +177,7 @@ pub(crate) struct Base {
     /// What operators change while the server runs.
     pub(crate) policy: Arc<PolicyOwner>,
     /// Where that is stored.
-    pub(crate) policies: Arc<dyn PolicyStore>,
+    pub(crate) policies: Arc<dyn Store>,
     /// The members, if the service is private.
     private: Option<PrivateService>,
     packs: Option<PackCache>,
@@ -190,7 +200,7 @@ impl Base {
         policy.members_only = settings.private.enabled;
         policy.service_key = Some(keys.public_key());
         let database: Arc<dyn Database> = store.clone();
-        let policies: Arc<dyn PolicyStore> = store.clone();
+        let policies = store.clone();
         let policy = Arc::new(PolicyOwner::new(policy));
         policy
             .load(&*policies)
@@ -204,7 +214,7 @@ impl Base {
             clock,
         };
         let private = PrivateService::start(settings, &host)?;
-        let mut config = relay_config(settings, &keys, node_key);
+        let mut config = relay_config(settings, &keys, node_key, host.policy.clone());
         config.private = private.as_ref().map(|service| service.private.clone());
         Ok(Self {
             settings: Arc::new(settings.clone()),
@@ -232,20 +242,33 @@ impl Base {
         }
     }
 
-    /// Starts to keep the TLS certificate, with what nodes share.
-    fn keep_certificate(
-        &self,
-        shared: Option<Arc<dyn TlsStore>>,
-        roles: RoleWatch,
-    ) -> Result<JoinSet<()>> {
-        let clock = self.host.clock.clone();
-        tls::keep(
+    /// Starts to keep the TLS certificate, with what nodes share, and to follow what operators decide.
+    fn keep(&self, shared: Option<Arc<dyn TlsStore>>, roles: RoleWatch) -> Result<JoinSet<()>> {
+        let (clock, is_node) = (self.host.clock.clone(), shared.is_some());
+        let mut tasks = tls::keep(
             &self.settings,
             self.certificates.clone(),
             shared,
             roles,
             clock,
-        )
+        )?;
+        self.follow_policy(&mut tasks, is_node);
+        Ok(tasks)
+    }
+
+    /// Has the list of repositories follow what operators decide, and the policy what they decide at other nodes.
+    fn follow_policy(&self, tasks: &mut JoinSet<()>, is_node: bool) {
+        let (listing, mut live) = (self.listing.clone(), self.host.policy.clone());
+        tasks.spawn(async move {
+            loop {
+                let _ = live.next().await;
+                listing.forget().await;
+            }
+        });
+        if is_node {
+            let (policy, policies) = (Arc::clone(&self.policy), Arc::clone(&self.policies));
+            tasks.spawn(async move { policy.follow(&*policies).await });
+        }
     }
 
     /// Returns the members, if the service is private.
@@ -330,7 +353,7 @@ pub(crate) struct OwnWriter {
 
 struct RunningParts {
     syncer: Option<Arc<Syncer>>,
-    /// The tasks that remove expired events, and tell who the service is.
+    /// The tasks that remove expired events, enforce the policy, and tell who the service is.
     _tasks: JoinSet<()>,
 }
 
@@ -365,6 +388,7 @@ impl OwnWriter {
             hub: hub.clone(),
             clock: host.clock.clone(),
             members: self.base.members(),
+            policy: host.policy.clone(),
         };
         let parts = PurgatoryParts {
             hunt: Some(hunt_parts(settings, &host.repos, keys, metrics.clone())?),
@@ -409,6 +433,7 @@ impl OwnWriter {
         let ingest: Arc<dyn Ingest> = Arc::new(ingest);
         let mut tasks = JoinSet::new();
         tasks.spawn(sweep(store, hub.clone(), clock.clone()));
+        tasks.spawn(self.enforcer(&purgatory).run());
         if let Some(identity) = Identity::of(settings) {
             let publisher = self.publisher(Arc::clone(&ingest))?;
             tasks.spawn(publisher.announce(identity, settings.index_relays()));
@@ -442,6 +467,17 @@ impl OwnWriter {
             clock: host.clock.clone(),
             outbound: Outbound::new(settings.outbound, &roots),
         })
+    }
+
+    /// Returns what hides and restores events as operators decide.
+    fn enforcer(&self, purgatory: &PurgatoryDriver) -> Enforcer {
+        Enforcer {
+            store: Arc::clone(&self.base.policies),
+            policy: Arc::clone(&self.base.policy),
+            hub: self.base.hub.clone(),
+            git: Arc::new(purgatory.clone()),
+            clock: self.base.host.clock.clone(),
+        }
     }
 
     /// Stops sync; the other parts end with their last use.
@@ -522,7 +558,12 @@ fn hunt_parts(
     })
 }
 
-fn relay_config(settings: &Settings, keys: &Keys, node_key: Option<NodeKey>) -> Config {
+fn relay_config(
+    settings: &Settings,
+    keys: &Keys,
+    node_key: Option<NodeKey>,
+    policy: LivePolicy,
+) -> Config {
     Config {
         service: settings.policy.service.clone(),
         secure: settings.git.secure,
@@ -532,6 +573,7 @@ fn relay_config(settings: &Settings, keys: &Keys, node_key: Option<NodeKey>) -> 
         node_key,
         pages: settings.pages.clone(),
         private: None,
+        policy,
     }
 }
 

@@ -320,6 +320,11 @@ impl Settings {
         let archive_curation =
             is_archive(&self.policy.archive).then(|| ARCHIVE_CURATION.to_owned());
         let mut supported_nips = self.info.supported_nips.clone();
+        let mut criteria = self.info.repo_acceptance_criteria.clone();
+        let is_default = criteria == RelayInfo::default().repo_acceptance_criteria;
+        if self.policy.allowed.only && is_default {
+            criteria = LISTED_ONLY.to_owned();
+        }
         if self.policy.archive.ignores_deletions {
             supported_nips.retain(|nip| !DELETION_NIPS.contains(nip));
         }
@@ -331,6 +336,7 @@ impl Settings {
             pubkey: self.policy.operator,
             supported_grasps: self.enabled_grasps(),
             curation: self.info.curation.clone().or(archive_curation),
+            repo_acceptance_criteria: criteria,
             created_at_ahead: self.policy.max_ahead,
             supported_nips,
             software: "grasp".into(),
@@ -359,6 +365,9 @@ const DELETION_NIPS: [u16; 2] = [9, 62];
 
 /// The rule by which a private service accepts repositories, unless the operator sets one.
 const MEMBERS_ONLY: &str = "Only members announce repositories.";
+
+/// The rule by which a server with an allow list accepts repositories, unless the operator sets one.
+const LISTED_ONLY: &str = "Only repositories that the operator has listed are hosted.";
 
 /// The curation text of an archive (GRASP-05), unless the operator sets one.
 const ARCHIVE_CURATION: &str =

@@ -119,8 +119,10 @@ fn check_any_kind(
     origin: &Origin,
     event: &Event,
 ) -> Result<(), Rejection> {
-    if policy.bans.authors.contains(&event.pubkey) {
+    if is_banned(policy, event) {
         Err(Rejection::Banned)
+    } else if policy.refuses(event.kind) {
+        Err(Rejection::RefusedKind)
     } else if is_expired(event, now) {
         Err(Rejection::Expired)
     } else if event.created_at > now + policy.max_ahead {
@@ -136,6 +138,13 @@ fn check_any_kind(
     } else {
         Ok(())
     }
+}
+
+/// Returns whether an event is refused by a ban. Requests of a banned author to delete or to vanish are carried out.
+fn is_banned(policy: &Policy, event: &Event) -> bool {
+    let is_request = event.kind == kinds::DELETION || event.kind == kinds::VANISH;
+    policy.bans.events.contains(&event.id)
+        || policy.bans.authors.contains(&event.pubkey) && !is_request
 }
 
 /// Tags of one event, each of which may be a row of an index. The refs of a state are not indexed, and not counted.
@@ -182,9 +191,7 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
         );
         return Err(Rejection::Malformed(why));
     }
-    if policy.bans.repos.contains(&new.repo) {
-        return Err(Rejection::Banned);
-    }
+    check_repository(policy, &new.repo, facts.is_listed)?;
     if policy.members_only && !facts.is_member {
         return Err(Rejection::NotMember);
     }
@@ -214,6 +221,20 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
         (true, _) if facts.is_repository_quota_reached => Err(Rejection::RepositoryQuota),
         (true, _) if facts.is_over_quota => Err(Rejection::Quota),
         (true, _) => Ok(Verdict::Hold(Hold::Announcement)),
+    }
+}
+
+/// Refuses a repository that the policy keeps out of service. The announcement of one that is not allowed is kept where an
+/// allowed one lists its author: maintainer sets need it.
+fn check_repository(policy: &Policy, repo: &RepoId, is_listed: bool) -> Result<(), Rejection> {
+    if policy.bans.cover(repo) {
+        Err(Rejection::Banned)
+    } else if !policy.allows(repo) && !is_listed {
+        Err(Rejection::NotAllowed)
+    } else if policy.allows(repo) && policy.withholds(repo) {
+        Err(Rejection::Withheld)
+    } else {
+        Ok(())
     }
 }
 
@@ -285,6 +306,9 @@ fn judge_other(
     // Ephemeral events are for those that listen now; a copy from another relay is late.
     if event.kind.is_ephemeral() && origin.is_sync() {
         return Err(Rejection::NeverStored);
+    }
+    if event.kind == kinds::DELETION && policy.bans.authors.contains(&event.pubkey) {
+        return Ok(Verdict::Obey);
     }
     check_relation(policy, event, facts)?;
     match event.kind.is_ephemeral() {

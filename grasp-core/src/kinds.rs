@@ -55,6 +55,22 @@ pub const DELETION: Kind = Kind::EventDeletion;
 /// NIP-62 request to vanish.
 pub const VANISH: Kind = Kind::RequestToVanish;
 
+/// Kinds that no operator can refuse: requests of authors, and what repositories are made of.
+pub const NEVER_REFUSED_KINDS: [Kind; 12] = [
+    DELETION,
+    VANISH,
+    PATCH,
+    PULL_REQUEST,
+    PULL_REQUEST_UPDATE,
+    ISSUE,
+    Kind::GitStatusOpen,
+    Kind::GitStatusApplied,
+    Kind::GitStatusClosed,
+    Kind::GitStatusDraft,
+    ANNOUNCEMENT,
+    STATE,
+];
+
 /// Kinds that begin a thread about a repository; later events may name only these.
 pub const ROOT_KINDS: [Kind; 4] = [PATCH, PULL_REQUEST, PULL_REQUEST_UPDATE, ISSUE];
 

@@ -483,6 +483,9 @@ pub enum RefRefusal {
     /// The repository is a copy of one that does not list this service (GRASP-05).
     #[error("this is a read-only copy: push to a server that the repository lists")]
     Archived,
+    /// The operator took the repository out of service.
+    #[error("this repository is not available on this server")]
+    Withheld,
     #[error("only branches, tags and refs/nostr/<event-id> can be pushed")]
     Namespace,
     #[error("refs/nostr/ must be followed by an event id of 64 lower-case hex digits")]

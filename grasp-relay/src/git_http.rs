@@ -26,7 +26,9 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
 use grasp_core::RepoId;
+use grasp_core::admission::Policy;
 use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_core::service::{Endpoint, GitPath};
 use grasp_purgatory::driver::PurgatoryDriver;
@@ -39,6 +41,7 @@ use self::push::CommandMemory;
 use crate::clock::Clock;
 use crate::policy::LivePolicy;
 use crate::role::RoleWatch;
+use crate::server::end_with;
 use crate::store::{self, EventStore};
 use crate::web::{CONFIRM_PATH, MAX_FORM_BYTES, PageRequest, Pages, Visitor};
 
@@ -145,6 +148,27 @@ impl GitHttp {
         }))
     }
 
+    /// Returns whether the operator keeps a repository, or the one that it is an address of, out of service.
+    fn is_withheld(&self, policy: &Policy, request: &RepoRequest) -> bool {
+        match request.endpoint {
+            Endpoint::Repository => {
+                policy.withholds(&request.address) || policy.withholds(&request.repo)
+            }
+            Endpoint::PullRequests => policy.bans.authors.contains(&request.repo.owner),
+        }
+    }
+
+    /// Waits until the operator takes a repository out of service.
+    fn until_withheld(self: &Arc<Self>, request: &RepoRequest) -> BoxFuture<'static, ()> {
+        let (git, request) = (Arc::clone(self), request.clone());
+        Box::pin(async move {
+            let policy = git.host.policy.clone();
+            policy
+                .until(|policy| git.is_withheld(policy, &request))
+                .await;
+        })
+    }
+
     /// Answers where no repository is: with a page, or with plain text, which git shows to its user.
     async fn not_found(&self, path: &str, parts: &Parts) -> Response {
         if path.ends_with("/info/refs") {
@@ -206,13 +230,20 @@ async fn serve(State(git): State<Arc<GitHttp>>, request: Request) -> Response {
         Ok(None) => return git.not_found(path, &parts).await,
         Err(error) => return git_failed(&error),
     };
+    if git.is_withheld(&git.host.policy.now(), &request) {
+        return withheld();
+    }
     let answered = match action {
         Action::Page if request.endpoint == Endpoint::PullRequests => {
             Ok(git.not_found("", &parts).await)
         }
         Action::Page => Ok(git.pages.serve(page_request(request, &parts)).await),
         Action::Advertise(service) => git.advertise(&request, service, &parts).await,
-        Action::Upload => git.upload(&request, &parts.headers, body).await,
+        Action::Upload => {
+            let withheld = git.until_withheld(&request);
+            let response = git.upload(&request, &parts.headers, body).await;
+            response.map(|response| end_with(response, withheld))
+        }
         Action::Receive => git.receive(request, &parts.headers, body).await,
         Action::Dumb => Ok((StatusCode::FORBIDDEN, NO_CACHE, DUMB_PROTOCOL).into_response()),
         Action::WrongMethod { allow } => Ok(method_not_allowed(allow)),
@@ -361,6 +392,12 @@ const NO_CACHE: [(header::HeaderName, HeaderValue); 1] =
 
 const NOT_ANNOUNCED: &str = "no repository is announced under this address; one is <server>/<npub>/<name>.git, and \
                              `grasp push` or another client for git on nostr announces it\n";
+
+const WITHHELD: &str = "this repository is not available on this server\n";
+
+fn withheld() -> Response {
+    (StatusCode::NOT_FOUND, NO_CACHE, WITHHELD).into_response()
+}
 
 const DUMB_PROTOCOL: &str = "the dumb HTTP protocol is not supported; use git 1.6.6 or later\n";
 

@@ -217,6 +217,11 @@ impl Pending {
         )
     }
 
+    /// Returns whether the event is saved, though it may not stay.
+    fn is_saved(&self) -> bool {
+        self.is_stored() || self.verdict == Verdict::Obey
+    }
+
     /// Returns whether the event takes its repository out of service.
     fn is_delisting(&self) -> bool {
         matches!(self.verdict, Verdict::Delist { .. })
@@ -355,7 +360,7 @@ impl Pipeline {
     async fn save(&self, round: &mut [Pending], now: Timestamp) -> Result<SaveReport, StoreError> {
         let mut chosen = Vec::new();
         for pending in round {
-            if pending.is_stored() {
+            if pending.is_saved() {
                 chosen.push(pending);
             }
         }
@@ -364,10 +369,17 @@ impl Pipeline {
         }
         let events = chosen.iter().map(|pending| Arc::clone(&pending.event));
         let report = self.store.save_events(events.collect(), now).await?;
+        let mut obeyed = Vec::new();
         for (pending, saved) in chosen.into_iter().zip(&report.saved) {
             if *saved != Outcome::Stored {
                 pending.verdict = Verdict::Done(saved.clone());
+            } else if pending.verdict == Verdict::Obey {
+                obeyed.push(pending.event.id);
             }
+        }
+        if !obeyed.is_empty() {
+            // What they delete stays deleted.
+            self.store.remove(obeyed).await?;
         }
         Ok(report)
     }
@@ -404,8 +416,10 @@ impl Pipeline {
     async fn publish(&self, round: &[Pending]) {
         for pending in round {
             let event = &pending.event;
-            if pending.is_stored() {
+            if pending.is_saved() {
                 self.git.stored(Arc::clone(event)).await;
+            }
+            if pending.is_stored() {
                 self.hub.publish_stored(Arc::clone(event)).await;
             } else if pending.verdict == Verdict::Broadcast {
                 self.hub.publish_ephemeral(Arc::clone(event)).await;

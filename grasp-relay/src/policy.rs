@@ -1,5 +1,7 @@
 //! The policy of a server, as all its parts see it at once: the settings, continued by the entries of the database.
 
+mod enforcer;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +13,7 @@ pub use grasp_purgatory::driver::LivePolicy;
 use tokio::sync::{Mutex, watch};
 use tokio::time::MissedTickBehavior;
 
+pub use self::enforcer::{Enforcer, KEEP_HIDDEN};
 use crate::store::StoreError;
 use crate::store::policy::PolicyStore;
 

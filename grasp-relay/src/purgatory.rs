@@ -20,6 +20,7 @@ use nostr::nips::nip01::Coordinate;
 use crate::clock::Clock;
 use crate::ingest::{GitBackend, GitFacts};
 use crate::nostr::Hub;
+use crate::policy::LivePolicy;
 use crate::private::Members;
 use crate::store::{self, EventStore, REPOSITORY_KINDS, StoreError, failure};
 
@@ -33,6 +34,8 @@ pub struct ServedEvents {
     pub clock: Clock,
     /// The members, if the service is private (GRASP-08).
     pub members: Option<Members>,
+    /// The settings of admission.
+    pub policy: LivePolicy,
 }
 
 impl ServedEvents {
@@ -109,7 +112,15 @@ impl LocalRelay for ServedEvents {
     }
 
     fn previous(&self, coordinate: Coordinate) -> DatabaseFuture<'_, Option<Event>> {
-        Box::pin(async move { Ok(self.store.superseded(coordinate).await?.into_iter().next()) })
+        Box::pin(async move {
+            let policy = self.policy.now();
+            if policy.bans.authors.contains(&coordinate.public_key) {
+                return Ok(None);
+            }
+            let mut versions = self.store.superseded(coordinate).await?;
+            versions.retain(|event| !policy.bans.events.contains(&event.id));
+            Ok(versions.into_iter().next())
+        })
     }
 
     fn publish(&self, event: Arc<Event>) -> BoxFuture<'_, ()> {

@@ -3,6 +3,7 @@
 //! The relay, its NIP-11 document and its landing page share one address. Other routes come in as a router of their
 //! own ([`Parts::extra`]) and get the same CORS headers, timeouts and shutdown.
 
+mod blocked;
 mod gate;
 #[cfg(feature = "tls")]
 mod http2;
@@ -43,6 +44,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use self::blocked::{Blocks, ClientAddress};
+pub(crate) use self::gate::end_with;
 use self::limiter::ConnectionLimiter;
 pub use self::limiter::{AddressRange, AddressRangeError};
 pub use self::listeners::Listeners;
@@ -55,6 +58,7 @@ use crate::clock::Clock;
 use crate::ingest::{Ingest, SharedMeter};
 use crate::nostr::connection::{self, ConnectionContext};
 use crate::nostr::{Hub, Limits, RelayInfo};
+use crate::policy::LivePolicy;
 use crate::private::Private;
 use crate::store::EventStore;
 use crate::web::{
@@ -113,6 +117,8 @@ pub struct Config {
     pub pages: PageSettings,
     /// The members, if only they may use the service (GRASP-08).
     pub private: Option<Private>,
+    /// The settings of admission, which say who is blocked.
+    pub policy: LivePolicy,
 }
 
 impl Config {
@@ -212,12 +218,14 @@ pub async fn serve(
         ..
     } = parts.config.limits;
     let proxies = parts.config.trusted_proxies.clone();
+    let limiter = ConnectionLimiter::new(connections_per_ip, tcp_connections, proxies);
     let server = Arc::new(Server {
         context: Arc::new(ConnectionContext::new(&parts)),
         listing: parts.listing,
         pages: parts.pages,
         frame: parts.config.frame(),
-        limiter: ConnectionLimiter::new(connections_per_ip, tcp_connections, proxies),
+        blocks: Blocks::new(parts.config.policy.clone(), limiter.clone()),
+        limiter,
         slots: semaphore(tcp_connections),
         websocket_slots: semaphore(connections),
         stage: watch::Sender::new(Stage::Running),
@@ -255,6 +263,7 @@ struct Server {
     /// What the landing page shares with other pages.
     frame: Frame,
     limiter: ConnectionLimiter,
+    blocks: Blocks,
     slots: Arc<Semaphore>,
     websocket_slots: Arc<Semaphore>,
     stage: watch::Sender<Stage>,
@@ -309,6 +318,9 @@ impl Server {
     /// Serves one TCP connection in a task of its own. It is counted from here on, so before a TLS handshake.
     fn accept(&self, connection: TcpConnection, routers: &Routers, graceful: &GracefulShutdown) {
         let address = connection.accepted.address;
+        if self.blocks.has(address.ip()) {
+            return;
+        }
         let Some(place) = self.limiter.admit_peer(address.ip()) else {
             tokio::spawn(connection.reject(limiter::TOO_MANY));
             return;
@@ -335,21 +347,34 @@ impl Server {
         let watcher = graceful.watcher();
         match accepted.entrance {
             Entrance::Plain => {
-                tokio::spawn(serve_http1(stream, service, limits, watcher));
+                self.spawn(address, serve_http1(stream, service, limits, watcher));
             }
             #[cfg(feature = "tls")]
             Entrance::Redirect => {
                 let router = routers.redirect.clone();
                 let service = PeerService { router, ..service };
-                tokio::spawn(serve_http1(stream, service, limits, watcher));
+                self.spawn(address, serve_http1(stream, service, limits, watcher));
             }
             #[cfg(feature = "tls")]
             Entrance::Tls => {
                 if let Some(certificates) = routers.certificates.clone() {
-                    tokio::spawn(serve_tls(stream, service, limits, watcher, certificates));
+                    let served = serve_tls(stream, service, limits, watcher, certificates);
+                    self.spawn(address, served);
                 }
             }
         }
+    }
+
+    /// Serves a connection until it ends, or its address is blocked.
+    fn spawn(&self, address: SocketAddr, served: impl Future<Output = ()> + Send + 'static) {
+        let blocks = self.blocks.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = blocks.until(address.ip()) => {}
+                () = served => {}
+            }
+        });
     }
 
     /// Lets connections finish. New ones, health checks among them, are answered with 503.
@@ -453,6 +478,8 @@ impl Server {
         let challenge = format!("{:032x}", u128::from_be_bytes(challenge));
         let most = self.context.config.limits.message_bytes;
         let (context, stage) = (self.context.clone(), self.stage.subscribe());
+        let client = self.limiter.client(peer.address.ip(), headers);
+        let blocks = self.blocks.clone();
         Ok(upgrade
             .max_message_size(most)
             .max_frame_size(most)
@@ -460,7 +487,11 @@ impl Server {
             .write_buffer_size(SOCKET_BUFFER)
             .on_upgrade(move |socket| async move {
                 let (claimant, message) = (Claimant::at(network), peer.message.clone());
-                connection::run(socket, context, claimant, message, stage, challenge).await;
+                tokio::select! {
+                    biased;
+                    () = blocks.until(client) => {}
+                    () = connection::run(socket, context, claimant, message, stage, challenge) => {}
+                }
                 drop((peer, place, slot));
             }))
     }
@@ -506,6 +537,8 @@ impl Service<Request<Incoming>> for PeerService {
             request.extensions_mut().insert(FromNode);
             self.limiter.network_at_node(address, request.headers())
         } else {
+            let client = self.limiter.client(address, request.headers());
+            request.extensions_mut().insert(ClientAddress(client));
             self.limiter.network(address, request.headers())
         };
         request.extensions_mut().insert(network);
@@ -562,6 +595,7 @@ fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
     let extra = extra.merge(web::assets(&server.frame));
     let extra = extra.layer(axum::middleware::from_fn(refuse_websocket));
     let gate = axum::middleware::from_fn_with_state(server.clone(), gate::admit);
+    let blocked = axum::middleware::from_fn_with_state(server.blocks.clone(), blocked::refuse);
     let at_root = get(at_root).with_state(server);
     let routes = match mount {
         "" => Router::new().route("/", at_root).merge(extra),
@@ -572,6 +606,7 @@ fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
     };
     routes
         .layer(gate)
+        .layer(blocked)
         .layer(axum::middleware::from_fn(add_cors_headers))
 }
 

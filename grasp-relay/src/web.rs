@@ -311,6 +311,7 @@ pub fn format_count<N: fmt::Display + PartialEq + From<u8>>(
 
 #[cfg(test)]
 mod tests {
+    use grasp_core::admission::Policy;
     use nostr::key::PublicKey;
 
     use super::*;
@@ -362,6 +363,7 @@ mod tests {
             node_key: None,
             pages: PageSettings::default(),
             private: None,
+            policy: Policy::new("us.example".parse().unwrap()).into(),
         };
         landing(
             &frame(),

@@ -15,12 +15,13 @@ use crate::outbox::OutboxMode;
 use crate::server::tls::TlsMode;
 
 /// The sections of the file and their titles, in the order of the reference.
-pub(crate) const SECTIONS: [(&str, &str); 14] = [
+pub(crate) const SECTIONS: [(&str, &str); 15] = [
     ("", "The server"),
     ("tls", "TLS by the server itself, without a proxy"),
     ("about", "Presentation in NIP-11"),
     ("log", "Log on standard error"),
     ("bans", "Refused authors and repositories"),
+    ("allow", "Repositories that are hosted, if not all are"),
     (
         "archive",
         "Repositories that are stored although they do not list this server (GRASP-05)",
@@ -132,9 +133,19 @@ settings! {
     "log.format" = one choice(vec![("human", LogFormat::Human), ("json", LogFormat::Json)]) => log.format, common
         "Format of the lines";
     "bans.authors" = list key() => settings.policy.bans.authors
-        "Authors whose events are refused";
+        "Authors whose events are refused, and taken out of service";
     "bans.repos" = list text("30617:KEY:NAME") => settings.policy.bans.repos
-        "Repositories whose announcements are refused";
+        "Repositories whose announcements are refused, and that are taken out of service";
+    "bans.names" = list text("NAME") => settings.policy.bans.names
+        "Names of repositories whose announcements are refused";
+    "allow.only" = one switch() => settings.policy.allowed.only
+        "Hosts only repositories that are allowed: by the three settings below, by operators, or as those of the `operator`";
+    "allow.authors" = list key() => settings.policy.allowed.authors
+        "Owners whose repositories are all allowed";
+    "allow.repos" = list text("30617:KEY:NAME") => settings.policy.allowed.repos
+        "Repositories that are allowed";
+    "allow.names" = list text("NAME") => settings.policy.allowed.names
+        "Names that are allowed for every owner";
     "archive.everything" = one switch() => settings.policy.archive.everything
         "Stores every repository whose announcement is received";
     "archive.owners" = list key() => settings.policy.archive.owners

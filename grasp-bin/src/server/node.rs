@@ -96,9 +96,7 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         probed: Mutex::default(),
     };
     let roles = node.roles().clone();
-    let mut keeper = base.keep_certificate(Some(tls_store), roles.clone())?;
-    let (policy, policies) = (Arc::clone(&base.policy), Arc::clone(&base.policies));
-    keeper.spawn(async move { policy.follow(&*policies).await });
+    let keeper = base.keep(Some(tls_store), roles.clone())?;
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
     let parts = base.service_parts(node.ingest(), &roles, &overview, |it| node.routes(it));
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
@@ -109,7 +107,7 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         writer,
         overview,
         node: Some(Arc::new(node)),
-        _certificate_keeper: keeper,
+        _keeper: keeper,
     })
 }
 

@@ -9,6 +9,7 @@ use nostr::event::{Event, EventId, Kind};
 use nostr::key::PublicKey;
 
 use super::Needs;
+use crate::kinds;
 use crate::maintainers::MaintainerModel;
 use crate::nip34::{Announcement, Proposal};
 use crate::policy::{HiddenCause, PolicySubject};
@@ -31,7 +32,7 @@ pub struct Policy {
     /// What is refused, whatever the reason to accept it.
     pub bans: Bans,
     /// The authors and repositories that are hosted, if not all are.
-    pub allowed: Option<Allowed>,
+    pub allowed: Allowed,
     /// Repositories that are stored and not served, until they are restored.
     pub held: BTreeSet<RepoId>,
     /// Causes that hold no longer, whose events are not all back in service: until then their repositories are withheld.
@@ -75,6 +76,8 @@ impl Bans {
 /// The authors, repositories and names that a server with an allow list hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
+    /// Hosts only what is listed, and the repositories of the operator.
+    pub only: bool,
     /// Owners whose repositories are all hosted.
     pub authors: BTreeSet<PublicKey>,
     /// Single repositories.
@@ -135,7 +138,7 @@ impl Policy {
             operator: None,
             service_key: None,
             bans: Bans::default(),
-            allowed: None,
+            allowed: Allowed::default(),
             held: BTreeSet::new(),
             restoring: BTreeSet::new(),
             blocked: Vec::new(),
@@ -165,23 +168,16 @@ impl Policy {
             PolicySubject::BannedEvent(id) => _ = bans.events.insert(id),
             PolicySubject::RefusedKind(kind) => _ = bans.kinds.insert(kind),
             PolicySubject::BlockedNetwork(network) => self.blocked.push(network),
-            // Without an allow list everything is allowed.
-            PolicySubject::AllowedAuthor(author) => {
-                _ = allowed.as_mut().map(|list| list.authors.insert(author));
-            }
-            PolicySubject::AllowedRepo(repo) => {
-                _ = allowed.as_mut().map(|list| list.repos.insert(repo));
-            }
-            PolicySubject::AllowedName(name) => {
-                _ = allowed.as_mut().map(|list| list.names.insert(name));
-            }
+            PolicySubject::AllowedAuthor(author) => _ = allowed.authors.insert(author),
+            PolicySubject::AllowedRepo(repo) => _ = allowed.repos.insert(repo),
+            PolicySubject::AllowedName(name) => _ = allowed.names.insert(name),
         }
     }
 
-    /// Returns whether an allow list has a repository, or there is none. That of the operator always has.
+    /// Returns whether a repository may be hosted by the allow list, if there is one. Those of the operator always may.
     pub fn allows(&self, repo: &RepoId) -> bool {
-        self.operator == Some(repo.owner)
-            || self.allowed.as_ref().is_none_or(|list| list.cover(repo))
+        let is_everything_allowed = !self.allowed.only;
+        is_everything_allowed || self.operator == Some(repo.owner) || self.allowed.cover(repo)
     }
 
     /// Returns whether a repository is kept out of service: it is banned, not allowed, held, or not fully restored.
@@ -194,6 +190,11 @@ impl Policy {
     /// Returns whether a repository is banned, not allowed, or held.
     fn is_refused(&self, repo: &RepoId) -> bool {
         self.bans.cover(repo) || !self.allows(repo) || self.held.contains(repo)
+    }
+
+    /// Returns whether events of a kind are refused. What repositories are made of never is.
+    pub fn refuses(&self, kind: Kind) -> bool {
+        self.bans.kinds.contains(&kind) && !kinds::NEVER_REFUSED_KINDS.contains(&kind)
     }
 
     /// Returns the cause for which a stored event is out of service.
@@ -225,9 +226,10 @@ impl Policy {
             .any(|network| network.contains(&address))
     }
 
-    /// Returns whether the repository of this announcement is hosted here: it lists this service, or is archived.
+    /// Returns whether the repository of this announcement is hosted here: it lists this service, or is archived, and is
+    /// not withheld.
     pub fn hosts(&self, announcement: &Announcement) -> bool {
-        !self.bans.repos.contains(&announcement.repo)
+        !self.withholds(&announcement.repo)
             && (announcement.lists(&self.service) || self.archive.takes(announcement))
     }
 

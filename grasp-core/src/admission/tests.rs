@@ -739,3 +739,52 @@ fn the_number_of_tags_is_bounded_except_refs_of_a_state() {
     let verdict = verdict_on(&policy(), state().tags(&refs), ALICE, &facts);
     assert_eq!(verdict, Verdict::Hold(Hold::State(vec![repo(ALICE)])));
 }
+
+#[test]
+fn names_events_and_kinds_are_refused_but_those_of_repositories() {
+    let mut banned = policy();
+    banned.bans.names = BTreeSet::from([repo(ALICE).identifier]);
+    let verdict = verdict_on(&banned, listing(ALICE), ALICE, &Facts::default());
+    assert_eq!(verdict, Verdict::from(Rejection::Banned));
+    let mut banned = policy();
+    banned.bans.kinds = BTreeSet::from([kinds::ANNOUNCEMENT, Kind::TextNote]);
+    let verdict = verdict_on(&banned, listing(ALICE), ALICE, &Facts::default());
+    assert_eq!(verdict, Verdict::Hold(Hold::Announcement));
+    assert!(banned.refuses(Kind::TextNote) && !banned.refuses(kinds::VANISH));
+}
+
+#[test]
+fn an_allow_list_refuses_what_it_lacks_but_what_maintainer_sets_need() {
+    let mut policy = policy();
+    policy.allowed.only = true;
+    let verdict_of =
+        |policy: &Policy, facts: &Facts| verdict_on(policy, listing(ALICE), ALICE, facts);
+    let refused = verdict_of(&policy, &Facts::default());
+    assert_eq!(refused, Verdict::from(Rejection::NotAllowed));
+    let listed = Facts {
+        is_listed: true,
+        ..Facts::default()
+    };
+    let kept = verdict_of(&policy, &listed);
+    assert_eq!(kept, Verdict::Store { is_related: false });
+    policy.allowed.repos.insert(repo(ALICE));
+    let hosted = verdict_of(&policy, &Facts::default());
+    assert_eq!(hosted, Verdict::Hold(Hold::Announcement));
+    policy.held.insert(repo(ALICE));
+    let held = verdict_of(&policy, &Facts::default());
+    assert_eq!(held, Verdict::from(Rejection::Withheld));
+    assert!(!held.outcome().answer().is_accepted);
+}
+
+#[test]
+fn a_banned_author_may_still_delete_and_vanish() {
+    let mut policy = policy();
+    policy.bans.authors = BTreeSet::from([key(EVE)]);
+    let deletion = Unsigned::kind(5).tags(&[&["e", &"a".repeat(64)]]);
+    let verdict = verdict_on(&policy, deletion, EVE, &Facts::default());
+    assert_eq!(verdict, Verdict::Obey);
+    assert!(verdict.outcome().answer().is_accepted);
+    let vanish = Unsigned::kind(62).tags(&[&["relay", "ALL_RELAYS"]]);
+    let verdict = verdict_on(&policy, vanish, EVE, &Facts::default());
+    assert!(matches!(verdict, Verdict::Store { .. }), "{verdict:?}");
+}

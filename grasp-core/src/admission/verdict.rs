@@ -18,6 +18,8 @@ pub enum Verdict {
         /// It is stored because it is related to something stored.
         is_related: bool,
     },
+    /// Carry out what it asks for, and never serve it: a deletion request of a banned author.
+    Obey,
     /// Acknowledge it, and keep it in purgatory until its git data is here.
     Hold(Hold),
     /// Send it to live subscriptions, and never store it.
@@ -54,7 +56,7 @@ impl Verdict {
     /// Returns what becomes of the event once this verdict is carried out.
     pub fn outcome(self) -> Outcome {
         match self {
-            Self::Store { .. } | Self::Delist { keep: true } => Outcome::Stored,
+            Self::Store { .. } | Self::Obey | Self::Delist { keep: true } => Outcome::Stored,
             Self::Hold(_) => Outcome::Held,
             Self::Broadcast => Outcome::Broadcast,
             Self::Delist { keep: false } => Rejection::Delisted.into(),
@@ -135,6 +137,15 @@ pub enum Rejection {
     Vanished,
     #[error("blocked: this author or repository is banned on this server")]
     Banned,
+    /// Its kind is one that the operator refuses.
+    #[error("blocked: this server does not accept events of this kind")]
+    RefusedKind,
+    /// The server has an allow list, and the repository is not on it.
+    #[error("restricted: this server hosts only repositories that its operator has listed")]
+    NotAllowed,
+    /// The operator holds the repository, or it is being restored.
+    #[error("blocked: this repository is not available on this server")]
+    Withheld,
     #[error(
         "invalid: the announcement must list this service under clone and relays; clone: {}; relays: {}",
         first_of(clone),
@@ -194,7 +205,14 @@ impl Rejection {
     /// Returns whether an event stored later can reverse this refusal.
     pub fn is_reversible(&self) -> bool {
         self.retry() == Retry::AfterDependency
-            && !matches!(self, Self::TooFarAhead | Self::Delisted | Self::NotMember)
+            && !matches!(
+                self,
+                Self::TooFarAhead
+                    | Self::Delisted
+                    | Self::NotMember
+                    | Self::NotAllowed
+                    | Self::Withheld
+            )
     }
 
     /// Returns the time after which the event may be offered again.
@@ -208,6 +226,7 @@ impl Rejection {
             | Self::Deleted
             | Self::Vanished
             | Self::Banned
+            | Self::RefusedKind
             | Self::NeverStored
             | Self::ForeignDeletion
             | Self::TooManyTargets => Retry::Never,
@@ -215,6 +234,8 @@ impl Rejection {
             // So is one of a key that becomes a member.
             Self::NotListed { .. }
             | Self::NotMember
+            | Self::NotAllowed
+            | Self::Withheld
             | Self::Delisted
             | Self::NoAnnouncement
             | Self::NotMaintainer(_)

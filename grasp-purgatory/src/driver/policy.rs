@@ -27,6 +27,17 @@ impl LivePolicy {
         Arc::clone(&self.current.borrow())
     }
 
+    /// Returns the policy, and waits for changes after this one from now on.
+    pub fn latest(&mut self) -> Arc<Policy> {
+        Arc::clone(&self.current.borrow_and_update())
+    }
+
+    /// Returns the policy if it changed since the last look.
+    pub(super) fn take_change(&mut self) -> Option<Arc<Policy>> {
+        let has_changed = self.current.has_changed().unwrap_or(false);
+        has_changed.then(|| self.latest())
+    }
+
     /// Returns the address that announcements must list. It never changes.
     pub fn service(&self) -> &ServiceIdentity {
         &self.first.service
@@ -41,7 +52,7 @@ impl LivePolicy {
     pub async fn next(&mut self) -> Arc<Policy> {
         // Without an owner the policy does not change.
         match self.current.changed().await {
-            Ok(()) => Arc::clone(&self.current.borrow_and_update()),
+            Ok(()) => self.latest(),
             Err(_) => std::future::pending().await,
         }
     }

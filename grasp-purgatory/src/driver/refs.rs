@@ -212,10 +212,12 @@ impl Executor {
             .iter()
             .filter_map(|event| Announcement::parse(event).ok());
         let policy = self.parts.policy.now();
-        if announced
+        let is_hosted = announced
             .into_iter()
-            .any(|announcement| policy.hosts(&announcement))
-        {
+            .any(|announcement| policy.hosts(&announcement));
+        // What is withheld is kept for the case that it comes back, unless its owner vanished.
+        let is_kept = policy.withholds(repo) && !self.has_vanished(&repo.owner).await?;
+        if is_hosted || is_kept {
             return Ok(());
         }
         if !is_immediate && self.active_work.is_active(repo) {

@@ -30,6 +30,14 @@ pub(super) struct Inbox {
 impl Inbox {
     /// Returns the next order or question, or only the next question if orders wait; `None` once all handles are dropped.
     async fn next(&mut self, takes_orders: bool) -> Option<Order> {
+        // First, so that what follows from an order that was given after a change is judged by it.
+        let changed = match takes_orders {
+            true => self.policy.take_change(),
+            false => None,
+        };
+        if let Some(policy) = changed {
+            return Some(Order::Tell(Input::Policy(policy)));
+        }
         tokio::select! {
             order = self.orders.recv(), if takes_orders => order,
             Some(question) = self.questions.recv() => Some(Order::Ask(question)),

@@ -85,6 +85,10 @@ pub(super) fn plan(
     repo: &RepoId,
     survey: &Survey,
 ) -> ReleasePlan {
+    // What is withheld stays as it is, also if its announcement is hidden.
+    if policy.withholds(repo) {
+        return ReleasePlan::default();
+    }
     let stored = StoredEvents::parse(survey);
     let maintainers = maintainers(policy, held, repo, &stored);
     let own = Own::find(policy, held, repo, &stored);
@@ -293,10 +297,17 @@ impl Judgement<'_> {
         *author != self.repo.owner && self.survey.peers.contains(author)
     }
 
+    /// Returns whether a held event may be released. It may have been banned since it was accepted.
+    fn may_release(&self, held: &HeldEvent) -> bool {
+        let bans = &self.policy.bans;
+        !bans.authors.contains(&held.author()) && !bans.events.contains(&held.id())
+    }
+
     /// Returns the held states of the maintainers.
     fn held_states(&self) -> impl Iterator<Item = (&HeldEvent, &Arc<State>)> {
         let repos = self.maintainers.iter().map(|key| self.repo_of(key));
         let held = repos.flat_map(|repo| self.held.states(&repo).collect::<Vec<_>>());
+        let held = held.filter(|held| self.may_release(held));
         held.filter_map(|held| Some((held, held.state()?)))
     }
 
@@ -550,6 +561,9 @@ impl Judgement<'_> {
         let mut addressed: BTreeMap<EventId, &HeldEvent> = BTreeMap::new();
         for key in &self.maintainers {
             for held in self.held.of(&self.repo_of(key)) {
+                if !self.may_release(held) {
+                    continue;
+                }
                 let names_it = held.proposal().is_some_and(|proposal| {
                     proposal.repos.iter().any(|named| {
                         named.owner == *key && named.identifier == self.repo.identifier
@@ -633,7 +647,8 @@ impl Judgement<'_> {
                 continue;
             };
             let is_released = others.iter().any(|other| other.id == proposal.id);
-            if !is_released && self.staged(held).contains(&place) && !self.is_over(held) {
+            let is_here = self.may_release(held) && self.staged(held).contains(&place);
+            if !is_released && is_here && !self.is_over(held) {
                 let places = BTreeSet::from([place.clone()]);
                 found.push(ProposalRef {
                     id: proposal.id,

@@ -42,6 +42,11 @@ impl Store {
         self.events.contains_key(id) || self.requests.contains(id)
     }
 
+    /// Takes an event out of service for a while; returns it.
+    pub(crate) fn hide(&mut self, id: &EventId) -> Arc<Event> {
+        self.events.remove(id).unwrap()
+    }
+
     /// Returns an event that is served, or was before it was deleted or replaced.
     pub(crate) fn ever(&self, id: &EventId) -> Option<&Arc<Event>> {
         self.ever.get(id)

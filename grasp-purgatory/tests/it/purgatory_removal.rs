@@ -1,5 +1,7 @@
 //! Deletions and vanish requests.
 
+use std::sync::Arc;
+
 use grasp_purgatory::Input;
 use nostr::types::Timestamp;
 
@@ -254,4 +256,68 @@ fn a_state_deleted_before_the_result_of_its_release_is_handled_is_not_served() {
     world.send(&deletion(ALICE, 2, &[&signed])).unwrap();
     assert!(!world.serves(&signed) && !world.serves(&announced));
     assert!(world.view(&ALICE.repo("x")).unwrap().is_empty());
+}
+
+/// Sets the policy, and has what follows from it done.
+fn decide(world: &mut World, banned: &[Author]) {
+    let mut policy = world.policy.clone();
+    policy.bans.authors = banned.iter().map(|author| author.key()).collect();
+    world.policy = policy.clone();
+    world.handle(Input::Policy(Arc::new(policy))).unwrap();
+}
+
+/// Has a repository surveyed, with what follows from that.
+fn change(world: &mut World, author: Author) {
+    let repo = author.repo("x");
+    world.handle(Input::Changed { repo }).unwrap();
+    world.run().unwrap();
+}
+
+#[test]
+fn a_withheld_repository_stays_as_it_is_without_its_events() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[]);
+    let signed = state(ALICE, "x", 1, &[("a", 1)]);
+    for event in [&announced, &signed] {
+        world.send(event).unwrap();
+    }
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
+    let before = world.view(&ALICE.repo("x")).cloned();
+    assert!(before.is_some() && world.disk.store.contains(&signed.id));
+    decide(&mut world, &[ALICE]);
+    for event in [&announced, &signed] {
+        world.disk.store.hide(&event.id);
+    }
+    change(&mut world, ALICE);
+    assert_eq!(world.view(&ALICE.repo("x")).cloned(), before);
+    for event in [&signed, &announced] {
+        world.disk.store.save(event);
+    }
+    decide(&mut world, &[]);
+    change(&mut world, ALICE);
+    assert_eq!(world.view(&ALICE.repo("x")).cloned(), before);
+    assert!(world.disk.store.contains(&announced.id));
+}
+
+#[test]
+fn a_state_that_is_held_is_not_released_once_its_author_is_banned() {
+    let mut world = World::new();
+    let announced = announcement(ALICE, "x", 0, &[BOB]);
+    world.send(&announced).unwrap();
+    world.send(&announcement(BOB, "x", 0, &[ALICE])).unwrap();
+    let (first, banned) = (
+        state(ALICE, "x", 1, &[("a", 1)]),
+        state(BOB, "x", 2, &[("a", 2)]),
+    );
+    world.send(&first).unwrap();
+    world.fetch(&ALICE.repo("x"), &[1]).unwrap();
+    world.send(&banned).unwrap();
+    decide(&mut world, &[BOB]);
+    world.fetch(&ALICE.repo("x"), &[2]).unwrap();
+    assert!(!world.disk.store.contains(&banned.id));
+    assert!(world.disk.store.contains(&first.id));
+    decide(&mut world, &[]);
+    change(&mut world, ALICE);
+    change(&mut world, BOB);
+    assert!(world.disk.store.contains(&banned.id));
 }

@@ -89,6 +89,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
     };
     let listing = Listing::new(store.clone(), service.clone(), clock.clone(), |_| true);
     let config = Config {
+        policy: Policy::new(service.clone()).into(),
         service,
         secure: false,
         info: RelayInfo::default(),

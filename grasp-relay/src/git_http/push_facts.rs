@@ -32,6 +32,8 @@ pub(super) enum PushFacts {
     },
     /// Of an archived repository, which takes no pushes.
     Archived,
+    /// Of a repository that the operator took out of service since the push began.
+    Withheld,
     /// Of a contributor's repository.
     Contributor(BTreeMap<EventId, KnownProposal>),
 }
@@ -57,6 +59,7 @@ impl PushFacts {
                 },
             ),
             Self::Archived => PushVerdict::refused(request, &RefRefusal::Archived),
+            Self::Withheld => PushVerdict::refused(request, &RefRefusal::Withheld),
             Self::Contributor(known) => authorise_contribution(request, refs, known),
         }
     }
@@ -65,7 +68,7 @@ impl PushFacts {
     pub(super) fn is_unknown(&self, id: &EventId) -> bool {
         let proposals = match self {
             Self::Hosted { proposals, .. } | Self::Contributor(proposals) => proposals,
-            Self::Archived => return false,
+            Self::Archived | Self::Withheld => return false,
         };
         matches!(proposals.get(id), Some(KnownProposal::Unknown))
     }
@@ -94,6 +97,9 @@ impl GitHttp {
         target: &RepoRequest,
         request: &PushRequest,
     ) -> Result<PushFacts, HttpError> {
+        if self.is_withheld(&self.host.policy.now(), target) {
+            return Ok(PushFacts::Withheld);
+        }
         match target.endpoint {
             Endpoint::Repository => self.hosted_facts(&target.repo, request).await,
             Endpoint::PullRequests => {

@@ -219,7 +219,7 @@ impl Pipeline {
             ..
         } = pending;
         let is_unknown_author = kinds::UNCONDITIONAL_KINDS.contains(&event.kind)
-            && *verdict == Verdict::Store { is_related: true }
+            && matches!(verdict, Verdict::Store { is_related: true } | Verdict::Obey)
             && !facts.is_author_known
             && self.policy.now().operator != Some(event.pubkey);
         if is_unknown_author && !self.budgets.pay_unknown_author(now, event, origin) {

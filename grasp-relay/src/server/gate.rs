@@ -67,7 +67,7 @@ pub(super) async fn admit(
         biased;
         () = &mut removed => unauthorized(&config.service),
         response = next.run(request) => {
-            response.map(|body| Body::new(MembersBody { body, removed, is_removed: false }))
+            end_with(response, removed)
         }
     }
 }
@@ -99,14 +99,22 @@ fn unauthorized(service: &ServiceIdentity) -> Response {
     response
 }
 
-/// The body of a response to a member, which breaks off when the member is removed.
-struct MembersBody {
-    body: Body,
-    removed: BoxFuture<'static, ()>,
-    is_removed: bool,
+/// Has the body of a response break off at an end: its member is removed, or what it sends is taken out of service.
+pub(crate) fn end_with(response: Response, end: BoxFuture<'static, ()>) -> Response {
+    response.map(|body| {
+        let is_over = false;
+        Body::new(EndingBody { body, end, is_over })
+    })
 }
 
-impl HttpBody for MembersBody {
+/// A body that breaks off at an end.
+struct EndingBody {
+    body: Body,
+    end: BoxFuture<'static, ()>,
+    is_over: bool,
+}
+
+impl HttpBody for EndingBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -114,21 +122,21 @@ impl HttpBody for MembersBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if self.is_removed {
+        if self.is_over {
             return Poll::Ready(None);
         }
-        if self.removed.as_mut().poll(context).is_ready() {
-            self.is_removed = true;
+        if self.end.as_mut().poll(context).is_ready() {
+            self.is_over = true;
             // What makes the rest, such as git, ends too.
             self.body = Body::empty();
-            let error = std::io::Error::other("the member was removed");
+            let error = std::io::Error::other("the response may go on no longer");
             return Poll::Ready(Some(Err(axum::Error::new(error))));
         }
         Pin::new(&mut self.body).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {
-        !self.is_removed && self.body.is_end_stream()
+        !self.is_over && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -102,11 +102,16 @@ impl ConnectionLimiter {
 
     /// Returns the network that a request is from; behind a trusted proxy, that of its client.
     pub(super) fn network(&self, peer: IpAddr, headers: &HeaderMap) -> ClientNetwork {
+        ClientNetwork::of(self.client(peer, headers))
+    }
+
+    /// Returns the address that a request is from; behind a trusted proxy, that of its client.
+    pub(super) fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let client = self
             .is_trusted(peer)
             .then(|| self.forwarded_for(headers))
             .flatten();
-        ClientNetwork::of(client.unwrap_or(peer))
+        client.unwrap_or(peer)
     }
 
     /// Returns the network of the client that another node of this server forwards a request for.
@@ -131,7 +136,7 @@ impl ConnectionLimiter {
         addresses.find(|address| !self.is_trusted(*address))
     }
 
-    fn is_trusted(&self, address: IpAddr) -> bool {
+    pub(super) fn is_trusted(&self, address: IpAddr) -> bool {
         self.proxies.iter().any(|range| range.contains(address))
     }
 

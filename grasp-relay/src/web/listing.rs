@@ -112,6 +112,11 @@ impl Listing {
         Ok(rows)
     }
 
+    /// Has the next call look up the list again, because what is hosted has changed.
+    pub async fn forget(&self) {
+        *self.0.last.lock().await = None;
+    }
+
     /// Looks up the repositories of one owner, however long ago they were announced.
     pub(crate) async fn of_owner(&self, owner: PublicKey) -> Result<RepositoryList, StoreError> {
         self.0.look_up_owner(owner).await

@@ -765,3 +765,23 @@ async fn an_event_about_a_repository_that_is_released_meanwhile_is_accepted() {
         [Outcome::Stored]
     );
 }
+
+#[tokio::test]
+async fn a_deletion_request_of_a_banned_author_is_carried_out_and_never_served() {
+    let mut server = Server::with(Arc::new(RelayOnly)).await;
+    let (alice, bob) = (Keys::generate(), Keys::generate());
+    let (announcement, issue) = (announcement(&alice), issue(&bob, &alice));
+    let stored = server.ingest(&[&announcement, &issue]).await;
+    assert_eq!(stored, [Outcome::Stored, Outcome::Stored]);
+    server.published().await;
+    let mut banned = policy();
+    banned.bans.authors.insert(bob.public_key());
+    server.pipeline.policy = banned.into();
+    let request = sign(&bob, 5, &[&["e", &issue.id.to_hex()]]);
+    assert!(server.ingest(&[&request]).await[0].answer().is_accepted);
+    assert!(!server.is_served(&issue).await && !server.is_served(&request).await);
+    assert!(server.published().await.is_empty());
+    server.pipeline.policy = policy().into();
+    let again = server.ingest(&[&issue]).await;
+    assert_eq!(again, [Outcome::from(Rejection::Deleted)]);
+}

@@ -4,6 +4,7 @@
 #![allow(clippy::too_many_lines)]
 
 mod ingest;
+mod policy;
 mod private;
 mod purgatory;
 mod search;

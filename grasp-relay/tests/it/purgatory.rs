@@ -87,6 +87,7 @@ async fn start(dir: &Path) -> PurgatoryDriver {
             store,
             hub: Hub::start(),
             clock: Clock::system(),
+            policy: policy().into(),
         }),
         policy: policy().into(),
         quotas: Quotas::default(),

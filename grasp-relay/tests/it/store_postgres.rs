@@ -11,8 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, join_all};
-use grasp_core::admission::Outcome;
+use grasp_core::admission::{Outcome, Policy};
+use grasp_core::policy::PolicySubject;
 use grasp_purgatory::database::{Commit, Database, DatabaseError};
+use grasp_relay::policy::PolicyOwner;
+use grasp_relay::store::policy::{
+    AuditEntry, PolicyAction, PolicyChange, PolicyChanged, PolicyStore as _,
+};
 use grasp_relay::store::postgres::{Epoch, LEASE, LeaseClaim, PostgresOptions, PostgresStore};
 use grasp_relay::store::{EventStore, StoreError, StoredEvent};
 use nostr::filter::Filter;
@@ -457,5 +462,51 @@ fn nodes_are_listed_for_a_day() {
         let nodes = one.nodes().await.unwrap();
         assert!(nodes.len() == 1 && nodes[0].address == "http://two");
         assert_eq!(one.node_key().await.unwrap(), two.node_key().await.unwrap());
+    });
+}
+
+#[test]
+fn what_operators_decide_at_the_writer_is_in_force_at_other_nodes() {
+    let Some(server) = Postgres::shared() else {
+        return;
+    };
+    let url = server.database();
+    let ban = PolicySubject::BannedAuthor(ALICE.key());
+    let audit = AuditEntry {
+        actor: "local:0".to_owned(),
+        via: "socket".to_owned(),
+        auth: None,
+        method: "ban".to_owned(),
+        params: "[]".to_owned(),
+        error: None,
+    };
+    let change = PolicyChange {
+        at: time(NOW),
+        actions: vec![PolicyAction::Add {
+            subject: ban,
+            reason: String::new(),
+        }],
+        audit,
+        auth_until: None,
+    };
+    block_on(async {
+        let (writer, node) = (open(&url).await, reader(&url).await);
+        let owner = PolicyOwner::new(Policy::new("us.example".parse().unwrap()));
+        let live = owner.live();
+        let decided = async {
+            assert!(
+                node.change_policy(change.clone()).await.is_err(),
+                "no writer"
+            );
+            let changed = writer.change_policy(change).await.unwrap();
+            assert_eq!(changed, PolicyChanged::Done);
+            live.until(|policy| policy.bans.authors.contains(&ALICE.key()))
+                .await;
+        };
+        tokio::select! {
+            () = owner.follow(&node) => {}
+            () = decided => {}
+        }
+        assert!(owner.live().now().bans.authors.contains(&ALICE.key()));
     });
 }

@@ -20,6 +20,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use grasp_core::admission::Policy;
 use grasp_relay::nostr::{Hub, Limits, RelayInfo};
 use grasp_relay::server::{Config, Listeners};
 use grasp_relay::store::EventStore;
@@ -92,6 +93,7 @@ impl Relay {
             hub: hub.clone(),
             listing,
             config: Config {
+                policy: Policy::new(service.clone()).into(),
                 service,
                 secure: false,
                 info: RelayInfo::default(),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use grasp_core::admission::Policy;
 use grasp_core::private::PublicOrigin;
 use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
@@ -34,6 +35,7 @@ impl Gated {
             trusted_proxies: Vec::new(),
             node_key: None,
             pages: Default::default(),
+            policy: Policy::new("grasp.example".parse().expect("an address")).into(),
             private: Some(Private {
                 members: list.members(),
                 origin: "https://grasp.example"

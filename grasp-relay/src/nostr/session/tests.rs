@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use grasp_core::admission::Policy;
 use grasp_core::limits::EoseHint;
 use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
 use nostr::key::Keys;
@@ -23,6 +24,7 @@ fn session(limits: Limits) -> Session {
         node_key: None,
         pages: Default::default(),
         private: None,
+        policy: Policy::new("grasp.example".parse().expect("an address")).into(),
     };
     Session::new(NOW, Arc::new(config), "riddle".into())
 }

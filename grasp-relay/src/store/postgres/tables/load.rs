@@ -142,10 +142,7 @@ impl PostgresTables<'_> {
         rows.add_vanished(&vanished)?;
         rows.add_delisted(&delisted)?;
         rows.add_views(&views)?;
-        for row in &auth {
-            let id = EventId::from_byte_array(bytes(row, 0)?);
-            rows.used_auth.insert(id);
-        }
+        rows.add_auth(&auth)?;
         Ok(())
     }
 
@@ -251,6 +248,14 @@ impl WorkingSet {
                 new: None,
             };
             self.add_copy(get(row, 0)?, copy);
+        }
+        Ok(())
+    }
+
+    fn add_auth(&mut self, rows: &[Row]) -> Result<(), StoreError> {
+        for row in rows {
+            let id = EventId::from_byte_array(bytes(row, 0)?);
+            self.used_auth.insert(id);
         }
         Ok(())
     }

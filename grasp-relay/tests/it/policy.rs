@@ -1,0 +1,199 @@
+//! What operators decide, carried out upon what is stored.
+
+use std::sync::Arc;
+
+use grasp_core::RepoId;
+use grasp_core::admission::Policy;
+use grasp_core::policy::{HiddenCause, PolicySubject};
+use grasp_relay::Clock;
+use grasp_relay::ingest::RelayOnly;
+use grasp_relay::nostr::Hub;
+use grasp_relay::policy::{Enforcer, PolicyOwner};
+use grasp_relay::store::Store;
+use grasp_relay::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged};
+use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
+use nostr::event::{Event, EventId};
+use nostr::filter::Filter;
+
+use crate::store_contract::{US, block_on, rules};
+use crate::store_events::{ALICE, Author, BOB, find, stored, time};
+
+/// A store with a policy that is enforced.
+struct World {
+    store: Arc<dyn Store>,
+    owner: Arc<PolicyOwner>,
+    enforcer: Enforcer,
+    _dir: tempfile::TempDir,
+}
+
+impl World {
+    async fn new(settings: Policy) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SqliteOptions {
+            rules: rules(),
+            ..SqliteOptions::default()
+        };
+        let store = SqliteStore::open(&dir.path().join("grasp.db"), options).unwrap();
+        let store: Arc<dyn Store> = Arc::new(store);
+        let owner = Arc::new(PolicyOwner::new(settings));
+        let enforcer = Enforcer {
+            store: Arc::clone(&store),
+            policy: Arc::clone(&owner),
+            hub: Hub::start(),
+            git: Arc::new(RelayOnly),
+            clock: Clock::system(),
+        };
+        Self {
+            store,
+            owner,
+            enforcer,
+            _dir: dir,
+        }
+    }
+
+    /// Has an operator decide something, which is in force then, but not carried out.
+    async fn decide(&self, actions: Vec<PolicyAction>) {
+        let audit = AuditEntry {
+            actor: "local:0".to_owned(),
+            via: "socket".to_owned(),
+            auth: None,
+            method: "ban".to_owned(),
+            params: "[]".to_owned(),
+            error: None,
+        };
+        let change = PolicyChange {
+            at: time(1),
+            actions,
+            audit,
+            auth_until: None,
+        };
+        let changed = self.store.change_policy(change).await.unwrap();
+        assert_eq!(changed, PolicyChanged::Done);
+        self.owner.load(&*self.store).await.unwrap();
+    }
+
+    async fn ban(&self, subject: PolicySubject) {
+        let reason = "spam".to_owned();
+        self.decide(vec![PolicyAction::Add { subject, reason }])
+            .await;
+    }
+
+    async fn enforce(&self) {
+        self.enforcer.enforce(None).await.unwrap();
+    }
+
+    async fn served(&self) -> Vec<EventId> {
+        find(&*self.store, Filter::new()).await
+    }
+
+    fn withholds(&self, repo: &RepoId) -> bool {
+        self.owner.live().now().withholds(repo)
+    }
+}
+
+fn settings() -> Policy {
+    Policy::new(US.parse().unwrap())
+}
+
+fn announcement(author: Author) -> Arc<Event> {
+    author.writes(30_617).tag("d", "x").done()
+}
+
+fn repo(author: Author) -> RepoId {
+    RepoId::new(author.key(), "x".parse().unwrap())
+}
+
+#[test]
+fn a_ban_and_its_end_change_what_is_served_and_nothing_else() {
+    block_on(async {
+        let world = World::new(settings()).await;
+        for event in [
+            announcement(ALICE),
+            ALICE.writes(1).id(1).done(),
+            BOB.writes(1).id(2).done(),
+        ] {
+            stored(&*world.store, &event).await;
+        }
+        let before = world.served().await;
+        let ban = PolicySubject::BannedAuthor(ALICE.key());
+        world.ban(ban.clone()).await;
+        assert!(world.withholds(&repo(ALICE)), "at once");
+        world.enforce().await;
+        assert_eq!(world.served().await.len(), 1);
+        world.decide(vec![PolicyAction::Remove(ban)]).await;
+        assert!(world.withholds(&repo(ALICE)), "until all is back");
+        world.enforce().await;
+        assert!(!world.withholds(&repo(ALICE)));
+        assert_eq!(world.served().await, before);
+    });
+}
+
+#[test]
+fn what_a_process_left_undone_is_done_by_the_next() {
+    block_on(async {
+        let world = World::new(settings()).await;
+        let many = (0..1_200).map(|n| ALICE.writes(1).id(10_000 + n).done());
+        let now = time(1_700_000_000);
+        world.store.save(many.collect(), now).await.unwrap();
+        let ban = PolicySubject::BannedAuthor(ALICE.key());
+        let cause = HiddenCause::Author(ALICE.key());
+        world.ban(ban.clone()).await;
+        let step = world.store.hide(cause.clone(), time(u64::MAX >> 2), now);
+        assert!(!step.await.unwrap().is_done);
+        world.enforce().await;
+        assert!(world.served().await.is_empty());
+        world.decide(vec![PolicyAction::Remove(ban)]).await;
+        let policy = world.owner.live().now();
+        let step = world.store.restore(cause, policy, now).await.unwrap();
+        assert!(!step.is_done);
+        assert!(world.withholds(&repo(ALICE)));
+        world.enforce().await;
+        assert_eq!(world.served().await.len(), 1_200);
+        assert!(!world.withholds(&repo(ALICE)));
+    });
+}
+
+#[test]
+fn a_held_repository_is_out_of_service_until_it_is_restored() {
+    block_on(async {
+        let world = World::new(settings()).await;
+        for author in [ALICE, BOB] {
+            stored(&*world.store, &announcement(author)).await;
+        }
+        let hold = PolicyAction::Hold {
+            repo: repo(ALICE),
+            reason: String::new(),
+            until: time(2_000_000_000),
+        };
+        world.decide(vec![hold]).await;
+        world.enforce().await;
+        assert_eq!(world.served().await, [announcement(BOB).id]);
+        world.decide(vec![PolicyAction::Restore(repo(ALICE))]).await;
+        world.enforce().await;
+        assert_eq!(world.served().await.len(), 2);
+    });
+}
+
+#[test]
+fn an_allow_list_takes_the_rest_out_of_service_but_what_it_needs() {
+    block_on(async {
+        let mut settings = settings();
+        settings.allowed.only = true;
+        settings.allowed.authors.insert(ALICE.key());
+        let world = World::new(settings).await;
+        let carol = Author(3);
+        let listing = ALICE.writes(30_617).tag("d", "x");
+        let listing = listing.tag("maintainers", BOB.key()).done();
+        for event in [&listing, &announcement(BOB), &announcement(carol)] {
+            stored(&*world.store, event).await;
+        }
+        world.enforce().await;
+        let served = world.served().await;
+        assert_eq!(served.len(), 2);
+        assert!(!served.contains(&announcement(carol).id));
+        assert!(world.withholds(&repo(BOB)), "it is kept, and not hosted");
+        world.ban(PolicySubject::AllowedAuthor(carol.key())).await;
+        world.enforce().await;
+        assert_eq!(world.served().await.len(), 3);
+    });
+}

@@ -1,0 +1,213 @@
+//! What operators decide while the server runs: bans, held repositories and the allow list, with the real git.
+
+use grasp_core::RepoId;
+use grasp_core::admission::{Outcome, Rejection};
+use grasp_core::policy::PolicySubject;
+use grasp_relay::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged};
+use grasp_tests::{Author, Instance, Workdir, eventually_async};
+use nostr::event::Event;
+use nostr::types::Timestamp;
+
+const MAIN: &str = "refs/heads/main";
+
+/// Has an operator of this machine decide something.
+async fn decide(instance: &Instance, action: PolicyAction) {
+    let audit = AuditEntry {
+        actor: "local:0".to_owned(),
+        via: "socket".to_owned(),
+        auth: None,
+        method: "test".to_owned(),
+        params: "[]".to_owned(),
+        error: None,
+    };
+    let change = PolicyChange {
+        at: Timestamp::now(),
+        actions: vec![action],
+        audit,
+        auth_until: None,
+    };
+    let changed = instance.server().change_policy(change).await.unwrap();
+    assert_eq!(changed, PolicyChanged::Done);
+}
+
+fn add(subject: PolicySubject) -> PolicyAction {
+    PolicyAction::Add {
+        subject,
+        reason: "spam".to_owned(),
+    }
+}
+
+/// Waits until an event is served, or no longer is.
+async fn until_served(instance: &Instance, event: &Event, wanted: bool) {
+    eventually_async(|| async { (instance.serves(event).await == wanted).then_some(()) }).await;
+}
+
+/// Returns what git says about a clone that is refused.
+async fn refused_clone(instance: &Instance, repo: &RepoId) -> String {
+    let url = instance.clone_url(repo);
+    Workdir::empty()
+        .git(&["ls-remote", &url])
+        .await
+        .expect_refused()
+}
+
+fn is_banned(outcome: &Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Refused {
+            reason: Rejection::Banned,
+            ..
+        }
+    )
+}
+
+#[tokio::test]
+async fn a_ban_takes_repository_and_events_out_of_service_and_its_end_brings_them_back() {
+    let instance = Instance::single_process().await;
+    let (alice, bob) = (Author::new(), Author::new());
+    let work = instance.host(&alice, "x").await;
+    instance.host(&bob, "x").await;
+    let (repo, url) = (alice.repo("x"), instance.clone_url(&alice.repo("x")));
+    let commit = work.git(&["rev-parse", "main"]).await.expect_ok();
+    let request = bob.pull_request(&repo, commit.trim());
+    instance.ingest(vec![request.clone()]).await;
+    let issue = alice.issue(&bob.repo("x"), "an issue");
+    let outcomes = instance.ingest(vec![issue.clone()]).await;
+    assert_eq!(outcomes, [Outcome::Stored]);
+    let before = instance.refs(&repo).await;
+    let others = instance.refs(&bob.repo("x")).await;
+
+    let ban = PolicySubject::BannedAuthor(alice.key());
+    decide(&instance, add(ban.clone())).await;
+    let path = instance.path(&repo);
+    for path in [
+        format!("{path}/info/refs?service=git-upload-pack"),
+        format!("{path}/info/refs?service=git-receive-pack"),
+        path,
+    ] {
+        let answer = instance.get(&path, &[]).await;
+        assert_eq!(answer.status, 404, "{path}");
+        assert!(answer.body.contains("not available on this server"));
+    }
+    let next = work.commit("next").await;
+    let state = alice.later(1).state("x", &[(MAIN, &next)]);
+    let outcomes = instance.ingest(vec![state.clone()]).await;
+    assert!(is_banned(&outcomes[0]), "{outcomes:?}");
+    work.git(&["push", &url, "main"]).await.expect_refused();
+    until_served(&instance, &issue, false).await;
+    assert!(instance.serves(&request).await, "it is of another author");
+    instance.settle("x").await;
+    assert_eq!(instance.refs(&bob.repo("x")).await, others);
+
+    decide(&instance, PolicyAction::Remove(ban)).await;
+    until_served(&instance, &issue, true).await;
+    eventually_async(|| async {
+        let path = format!("{}/info/refs?service=git-upload-pack", instance.path(&repo));
+        (instance.get(&path, &[]).await.status == 200).then_some(())
+    })
+    .await;
+    instance.settle("x").await;
+    assert_eq!(instance.refs(&repo).await, before);
+    instance.ingest(vec![state.clone()]).await;
+    work.git(&["push", &url, "main"]).await.expect_ok();
+    assert!(instance.serves(&state).await);
+}
+
+#[tokio::test]
+async fn a_held_repository_survives_a_restart_and_maintenance_as_it_was() {
+    let instance = Instance::single_process().await;
+    let alice = Author::new();
+    instance.host(&alice, "x").await;
+    let repo = alice.repo("x");
+    let before = instance.refs(&repo).await;
+    let hold = PolicyAction::Hold {
+        repo: repo.clone(),
+        reason: String::new(),
+        until: Timestamp::now() + 3_600_u64,
+    };
+    decide(&instance, hold).await;
+    let instance = instance.restart().await;
+    instance.settle("x").await;
+    assert!(refused_clone(&instance, &repo).await.contains("not found"));
+    decide(&instance, PolicyAction::Restore(repo.clone())).await;
+    eventually_async(|| async {
+        let path = format!("{}/info/refs?service=git-upload-pack", instance.path(&repo));
+        (instance.get(&path, &[]).await.status == 200).then_some(())
+    })
+    .await;
+    instance.settle("x").await;
+    assert_eq!(instance.refs(&repo).await, before);
+}
+
+#[tokio::test]
+async fn a_ban_of_the_settings_hides_at_the_start_and_its_removal_restores() {
+    let instance = Instance::single_process().await;
+    let alice = Author::new();
+    instance.host(&alice, "x").await;
+    let repo = alice.repo("x");
+    let before = instance.refs(&repo).await;
+    let ban = alice.key();
+    let instance = instance
+        .restart_with(|settings| _ = settings.policy.bans.authors.insert(ban))
+        .await;
+    assert!(refused_clone(&instance, &repo).await.contains("not found"));
+    instance.settle("x").await;
+    let instance = instance
+        .restart_with(|settings| settings.policy.bans.authors.clear())
+        .await;
+    eventually_async(|| async {
+        let path = format!("{}/info/refs?service=git-upload-pack", instance.path(&repo));
+        (instance.get(&path, &[]).await.status == 200).then_some(())
+    })
+    .await;
+    instance.settle("x").await;
+    assert_eq!(instance.refs(&repo).await, before);
+}
+
+#[tokio::test]
+async fn an_allow_list_hosts_what_is_listed_and_says_so() {
+    let operator = Author::new();
+    let key = operator.key();
+    let instance = Instance::with(|settings| {
+        settings.policy.allowed.only = true;
+        settings.policy.operator = Some(key);
+    })
+    .await;
+    let (alice, service) = (Author::new(), instance.service());
+    let announcement = alice.announce("x", &service);
+    let own = operator.announce("x", &service);
+    let outcomes = instance.ingest(vec![announcement.clone(), own]).await;
+    let Outcome::Refused { reason, .. } = &outcomes[0] else {
+        panic!("{outcomes:?}");
+    };
+    assert_eq!(*reason, Rejection::NotAllowed);
+    assert_eq!(outcomes[1], Outcome::Held);
+    let json = [("Accept", "application/nostr+json")];
+    let document = instance.get("/", &json).await.body;
+    assert!(document.contains("Only repositories that the operator has listed"));
+    decide(&instance, add(PolicySubject::AllowedRepo(alice.repo("x")))).await;
+    let outcomes = instance.ingest(vec![announcement]).await;
+    assert_eq!(outcomes, [Outcome::Held]);
+}
+
+#[tokio::test]
+async fn a_refused_kind_is_refused_and_those_of_repositories_never_are() {
+    let instance = Instance::single_process().await;
+    let alice = Author::new();
+    instance.host(&alice, "x").await;
+    for kind in [1_111, 1_621] {
+        decide(&instance, add(PolicySubject::RefusedKind(kind.into()))).await;
+    }
+    let issue = alice.issue(&alice.repo("x"), "an issue");
+    assert_eq!(
+        instance.ingest(vec![issue.clone()]).await,
+        [Outcome::Stored]
+    );
+    let id = issue.id.to_hex();
+    let comment = alice.sign(1_111, "a comment", &[&["E", &id], &["e", &id]]);
+    let outcomes = instance.ingest(vec![comment]).await;
+    let Outcome::Refused { reason, .. } = &outcomes[0] else {
+        panic!("{outcomes:?}");
+    };
+    assert_eq!(*reason, Rejection::RefusedKind);
+}
