@@ -46,6 +46,7 @@ pub mod in_step;
 pub mod kinds;
 pub mod limits;
 pub mod maintainers;
+pub mod management;
 pub mod neg;
 pub mod nip34;
 pub mod outbound;
