@@ -15,6 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command};
+use grasp_core::management::RelayText;
 use grasp_core::{RelayUrl, ServiceIdentity};
 use grasp_relay::tls::can_be_ordered;
 use toml::de::{DeTable, DeValue};
@@ -292,6 +293,21 @@ impl Loaded {
     /// Whether a setting has its default value.
     pub(crate) fn is_default(&self, key: &str) -> bool {
         !self.sources.contains_key(key)
+    }
+
+    /// Returns the texts of NIP-11 that a file, a variable or a flag sets, and where.
+    pub(crate) fn fixed_texts(&self) -> BTreeMap<RelayText, String> {
+        let mut fixed = BTreeMap::new();
+        for text in RelayText::ALL {
+            let place = match self.source(text.setting()) {
+                Source::Default => continue,
+                Source::File(path, line) => format!("{}, line {line}", path.display()),
+                Source::Variable(name) => format!("the variable {name}"),
+                Source::Flag(name) => format!("the flag {name}"),
+            };
+            fixed.insert(text, place);
+        }
+        fixed
     }
 
     /// Returns the source of a setting's value.

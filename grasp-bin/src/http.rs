@@ -1,4 +1,4 @@
-//! HTTP routes of the status: `/health`, `/status`, `/status.json`, `/usage` and `/metrics`.
+//! HTTP routes of the status: `/health`, `/status`, `/status.json`, `/usage` and `/metrics`; and the page of administration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,7 +133,7 @@ fn public(mut status: Status) -> Status {
 
 async fn status(State(overview): State<Overview>) -> Response {
     let status = public(overview.status().await);
-    web::status(overview.name(), overview.frame(), &status).into_response()
+    web::status(&overview.name(), overview.frame(), &status).into_response()
 }
 
 async fn status_json(State(overview): State<Overview>) -> Response {

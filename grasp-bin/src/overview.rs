@@ -1,5 +1,6 @@
 //! The status of a running server or sidecar, collected from its parts.
 
+pub(crate) mod managed;
 mod server;
 mod usage;
 
@@ -133,8 +134,11 @@ impl Overview {
     }
 
     /// Returns the display name.
-    pub(crate) fn name(&self) -> &str {
-        &self.0.name
+    pub(crate) fn name(&self) -> String {
+        match self.server() {
+            Ok(parts) => parts.base.name(),
+            Err(_) => self.0.name.clone(),
+        }
     }
 
     /// Returns what the pages share.

@@ -22,7 +22,9 @@ use crate::signals::{self, Signals};
 /// Runs a server until a signal stops it.
 pub(crate) fn run(loaded: Loaded) -> Result<()> {
     loaded.start_log();
-    block_on(serve_until_stopped(loaded.config))
+    let mut config = loaded.config.clone();
+    config.settings.fixed_texts = loaded.fixed_texts();
+    block_on(serve_until_stopped(config))
 }
 
 async fn serve_until_stopped(config: Config) -> Result<()> {

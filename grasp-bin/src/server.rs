@@ -1,5 +1,6 @@
 //! A server, built from its parts.
 
+mod management;
 pub(crate) mod node;
 pub(crate) mod tls;
 
@@ -21,7 +22,7 @@ use grasp_relay::in_step::InStep;
 use grasp_relay::ingest::{Budgets, Ingest, ListedMaintainers, Pipeline};
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
-use grasp_relay::nostr::Hub;
+use grasp_relay::nostr::{Hub, InfoOwner};
 use grasp_relay::policy::{Enforcer, LivePolicy, PolicyOwner};
 use grasp_relay::private::Members;
 use grasp_relay::purgatory::ServedEvents;
@@ -86,12 +87,17 @@ impl Server {
         let base = base.with_certificates(tls::certificates(settings, None));
         let (role, roles) = watch::channel(Role::Reader { writer: None });
         let roles = RoleWatch::new(roles);
-        let keeper = base.keep(None, roles.clone())?;
+        let mut keeper = base.keep(None, roles.clone())?;
         let overview = Overview::of_server(&base, roles.clone(), None);
         let writer = Arc::new(OwnWriter::new(base.clone(), overview.clone()));
         let started = writer.start_parts().await?;
+        let management = management::open(&base, &overview)?;
+        keeper.spawn(management.clone().follow());
         let ingest = started.ingest.clone();
-        let parts = base.service_parts(ingest, &roles, &overview, |routes| routes);
+        let parts = Parts {
+            management: Some(management.route()),
+            ..base.service_parts(ingest, &roles, &overview, |routes| routes)
+        };
         role.send_replace(Role::Writer(started));
         Ok(Self {
             parts,
@@ -174,6 +180,8 @@ pub(crate) struct Base {
     /// The comparison of refs with other servers, unless there are no pages that show it.
     pub(crate) in_step: Option<InStep>,
     pub(crate) database: Arc<dyn Database>,
+    /// The texts of NIP-11.
+    info: Arc<InfoOwner>,
     /// What operators change while the server runs.
     pub(crate) policy: Arc<PolicyOwner>,
     /// Where that is stored.
@@ -214,7 +222,8 @@ impl Base {
             clock,
         };
         let private = PrivateService::start(settings, &host)?;
-        let mut config = relay_config(settings, &keys, node_key, host.policy.clone());
+        let info = Arc::new(InfoOwner::new(settings.info(keys.public_key())));
+        let mut config = relay_config(settings, &info, node_key, host.policy.clone());
         config.private = private.as_ref().map(|service| service.private.clone());
         Ok(Self {
             settings: Arc::new(settings.clone()),
@@ -228,6 +237,7 @@ impl Base {
             policy,
             policies,
             database,
+            info,
             packs,
             config,
             keys,
@@ -269,6 +279,11 @@ impl Base {
             let (policy, policies) = (Arc::clone(&self.policy), Arc::clone(&self.policies));
             tasks.spawn(async move { policy.follow(&*policies).await });
         }
+    }
+
+    /// Returns the name that the server has at this moment.
+    pub(crate) fn name(&self) -> String {
+        self.config.info.now().name.clone()
     }
 
     /// Returns the members, if the service is private.
@@ -339,6 +354,7 @@ impl Base {
             config: self.config.clone(),
             clock: self.host.clock.clone(),
             pages: None,
+            management: None,
             extra,
         }
     }
@@ -560,14 +576,14 @@ fn hunt_parts(
 
 fn relay_config(
     settings: &Settings,
-    keys: &Keys,
+    info: &InfoOwner,
     node_key: Option<NodeKey>,
     policy: LivePolicy,
 ) -> Config {
     Config {
         service: settings.policy.service.clone(),
         secure: settings.git.secure,
-        info: settings.info(keys.public_key()),
+        info: info.live(),
         limits: settings.relay.clone(),
         trusted_proxies: settings.trusted_proxies.clone(),
         node_key,

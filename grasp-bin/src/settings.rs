@@ -1,11 +1,13 @@
 //! The settings that a server is built from.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::{Archive, FanOutLimits, Policy};
+use grasp_core::management::RelayText;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::quota::Quotas;
 use grasp_purgatory::git::{
@@ -50,6 +52,8 @@ pub struct Settings {
     pub service_key: Option<PathBuf>,
     /// A short name; `None` for the address.
     pub name: Option<String>,
+    /// Texts of NIP-11 that cannot be changed while the server runs, and where they are set.
+    pub fixed_texts: BTreeMap<RelayText, String>,
     /// The server's description of itself (NIP-11), as far as it does not follow from other settings.
     pub info: RelayInfo,
     /// Limits of events per author and per root in each counting period.
@@ -198,6 +202,7 @@ impl Settings {
             pack_cache_bytes: PackCache::DEFAULT_BYTES,
             service_key: None,
             name: None,
+            fixed_texts: BTreeMap::new(),
             info: RelayInfo::default(),
             fan_out: FanOutLimits::default(),
             trusted_proxies: Vec::new(),

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, CommandFactory as _};
+use grasp_core::management::Method;
 use grasp_relay::metrics::{Metric, table};
 
 use crate::cli::Cli;
@@ -54,6 +55,7 @@ fn each_reference_page_is_up_to_date() {
     assert_page("reference/configuration.md", &settings_page());
     assert_page("reference/metrics.md", &metrics_page());
     assert_page("reference/cli.md", &commands_page());
+    assert_page("reference/management.md", &management_page());
 }
 
 #[test]
@@ -117,6 +119,26 @@ fn metrics_page() -> String {
     text
 }
 
+fn management_page() -> String {
+    let mut text = String::from(include_str!("server/management_opening.md"));
+    for (title, is_change) in [("Reads", false), ("Changes", true)] {
+        let _ = write!(text, "\n## {title}\n\n");
+        text.push_str("| method | from | parameters | result | effect |\n|---|---|---|---|---|\n");
+        for method in Method::ALL {
+            let info = method.info();
+            if info.is_change == is_change {
+                let (name, rank, help) = (info.name, info.rank, info.help);
+                let (params, result) = (info.params, info.result);
+                let _ = writeln!(
+                    text,
+                    "| `{name}` | {rank} | `{params}` | `{result}` | {help} |"
+                );
+            }
+        }
+    }
+    text
+}
+
 fn commands_page() -> String {
     let mut text = String::from(include_str!("cli/opening.md"));
     let mut command = Cli::command();
@@ -141,6 +163,18 @@ fn describe(text: &mut String, parent: &str, command: &clap::Command) {
         .filter(|one| one.get_name() != "help")
         .collect();
     if !inner.is_empty() {
+        let shared: Vec<_> = command
+            .get_arguments()
+            .filter(|arg| arg.is_global_set())
+            .map(flag_row)
+            .collect();
+        if !shared.is_empty() {
+            let _ = write!(
+                text,
+                "\n## `{name}`\n\n{about}. Its commands share these flags:\n"
+            );
+            let _ = write!(text, "\n| flag | meaning |\n|---|---|\n{}", shared.concat());
+        }
         for command in inner {
             describe(text, &name, command);
         }
@@ -149,9 +183,9 @@ fn describe(text: &mut String, parent: &str, command: &clap::Command) {
     let _ = write!(text, "\n## `{name}`\n\n{about}.\n");
     let own: Vec<_> = command
         .get_arguments()
-        .filter(|arg| !is_setting(arg))
+        .filter(|arg| !is_setting(arg) && !arg.is_global_set())
         .collect();
-    if own.len() < command.get_arguments().count() {
+    if command.get_arguments().any(is_setting) {
         text.push_str("\nTakes every [setting](configuration.md) as a flag.\n");
     }
     let rows: Vec<_> = own

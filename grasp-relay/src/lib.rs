@@ -5,6 +5,7 @@ pub mod feed;
 pub mod git_http;
 pub mod in_step;
 pub mod ingest;
+pub mod management;
 pub mod metrics;
 #[cfg(feature = "postgres")]
 pub mod nodes;

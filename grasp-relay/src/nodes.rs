@@ -30,6 +30,7 @@ use self::forward::Forwarder;
 use self::lease::{Input, Lease, Output};
 use crate::clock::Clock;
 use crate::ingest::Ingest;
+use crate::management::ManagementRoute;
 use crate::metrics::Metrics;
 use crate::nostr::Hub;
 use crate::role::{Role, RoleWatch, Writer};
@@ -161,6 +162,11 @@ impl Node {
     /// Returns these routes with those for other nodes. Pushes are passed to the writer.
     pub fn routes(&self, routes: Router) -> Router {
         self.forwarder.routes(routes)
+    }
+
+    /// Returns a route of administration whose calls are passed to the writer, where they are rated, too.
+    pub fn pass_to_writer(&self, route: ManagementRoute) -> ManagementRoute {
+        self.forwarder.to_writer(route)
     }
 
     /// Returns the nodes that have reported within the last day.

@@ -17,10 +17,13 @@ pub(crate) mod codec;
 pub(crate) mod connection;
 pub(crate) mod delivery;
 pub mod hub;
+mod info;
 pub mod limits;
 pub(crate) mod negentropy;
 pub(crate) mod session;
 mod subscriptions;
 
 pub use hub::Hub;
+pub use info::{InfoOwner, LiveInfo};
+pub(crate) use limits::Allowance;
 pub use limits::{Limits, RelayInfo};

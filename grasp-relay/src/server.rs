@@ -56,8 +56,9 @@ use self::stream::WriteTimeoutStream;
 pub(crate) use self::stream::{MAX_UNFINISHED_BYTES, UnfinishedMessage};
 use crate::clock::Clock;
 use crate::ingest::{Ingest, SharedMeter};
+use crate::management::ManagementRoute;
 use crate::nostr::connection::{self, ConnectionContext};
-use crate::nostr::{Hub, Limits, RelayInfo};
+use crate::nostr::{Hub, Limits, LiveInfo, RelayInfo};
 use crate::policy::LivePolicy;
 use crate::private::Private;
 use crate::store::EventStore;
@@ -94,6 +95,8 @@ pub struct Parts {
     pub clock: Clock,
     /// The pages of repositories, if there are any: searches draw on their processor time.
     pub pages: Option<Pages>,
+    /// Administration by key (NIP-86), if there is any.
+    pub management: Option<ManagementRoute>,
     /// Further routes below the mount path. They must not overlap with `/`.
     pub extra: Router,
 }
@@ -106,7 +109,7 @@ pub struct Config {
     /// Shows addresses with TLS.
     pub secure: bool,
     /// The content of the NIP-11 document.
-    pub info: RelayInfo,
+    pub info: LiveInfo,
     /// The limits.
     pub limits: Limits,
     /// The proxies whose `X-Forwarded-For` is trusted.
@@ -125,7 +128,7 @@ impl Config {
     /// Returns what the pages of the server share.
     pub(crate) fn frame(&self) -> Frame {
         let root = format!("{}/", self.service.mount_path());
-        Frame::new(root, &self.info.name, &self.pages.branding)
+        Frame::new(root, &self.info.now().name, &self.pages.branding)
     }
 }
 
@@ -234,7 +237,12 @@ pub async fn serve(
     });
     let service = &parts.config.service;
     let routers = Routers {
-        service: routes(server.clone(), &service.mount_path(), parts.extra),
+        service: routes(
+            server.clone(),
+            &service.mount_path(),
+            parts.management.unwrap_or_default(),
+            parts.extra,
+        ),
         #[cfg(feature = "tls")]
         redirect: listeners
             .certificates()
@@ -405,11 +413,12 @@ impl Server {
 
     /// Returns the landing page; without repositories if the store fails.
     async fn page(&self, visitor: Visitor, query: &str) -> Response {
+        let info = self.context.config.info.now();
         if self.context.config.pages.show == Show::Off {
             return OFF.into_response();
         }
         if self.context.config.private.is_some() {
-            return web::private_landing(&self.frame, &self.context.config).into_response();
+            return web::private_landing(&self.frame, &self.context.config, &info).into_response();
         }
         let search = Search::of_query(query);
         let search = match (&self.pages, search) {
@@ -423,17 +432,17 @@ impl Server {
         let now = self.context.clock.now().unix.as_secs();
         if let Some(search) = search {
             let config = &self.context.config;
-            let page = web::landing(
-                &self.frame,
-                config,
-                &search.of_list(&rows),
-                Some(&search),
-                now,
-            );
+            let found = search.of_list(&rows);
+            let page = web::landing(&self.frame, config, &info, &found, Some(&search), now);
             return page.without_index().into_response();
         }
         let age = now / AGES_CHANGE_AFTER;
-        let tag = format!("{}-{}-{age}", self.frame.version(), rows.version);
+        let tag = format!(
+            "{}-{}-{}-{age}",
+            self.frame.version(),
+            info.tag(),
+            rows.version
+        );
         if web::has_tag(&visitor.headers, &tag) {
             return web::not_modified(&tag, Caching::Revalidate);
         }
@@ -441,8 +450,8 @@ impl Server {
         if let Some(page) = last.as_ref().filter(|it| it.tag.as_ref() == Some(&tag)) {
             return page.response(&visitor.headers);
         }
-        let page =
-            web::landing(&self.frame, &self.context.config, &rows, None, now).encode(Some(tag));
+        let config = &self.context.config;
+        let page = web::landing(&self.frame, config, &info, &rows, None, now).encode(Some(tag));
         let response = page.response(&visitor.headers);
         *last = Some(page);
         response
@@ -591,12 +600,12 @@ async fn serve_tls<S>(
 }
 
 /// Returns all routes; the mount path is empty or like `/a/b`. The relay is at the mount path only.
-fn routes(server: Arc<Server>, mount: &str, extra: Router) -> Router {
+fn routes(server: Arc<Server>, mount: &str, management: ManagementRoute, extra: Router) -> Router {
     let extra = extra.merge(web::assets(&server.frame));
     let extra = extra.layer(axum::middleware::from_fn(refuse_websocket));
     let gate = axum::middleware::from_fn_with_state(server.clone(), gate::admit);
     let blocked = axum::middleware::from_fn_with_state(server.blocks.clone(), blocked::refuse);
-    let at_root = get(at_root).with_state(server);
+    let at_root = get(at_root).with_state(server).merge(management);
     let routes = match mount {
         "" => Router::new().route("/", at_root).merge(extra),
         _ => Router::new()
@@ -629,7 +638,7 @@ async fn at_root(
         Err(rejection) if headers.contains_key(UPGRADE) => rejection.into_response(),
         Err(_) if accepts_nostr_json(&headers) => {
             let Config { info, limits, .. } = &*server.context.config;
-            let document = info.document(limits);
+            let document = info.now().document(limits);
             ([(CONTENT_TYPE, NOSTR_JSON)], document).into_response()
         }
         Err(_) => {

@@ -68,18 +68,17 @@ const MAX_REPOSITORIES_SHOWN: usize = 100;
 pub(crate) fn landing(
     frame: &Frame,
     config: &Config,
+    info: &RelayInfo,
     repositories: &RepositoryList,
     search: Option<&Search>,
     now: u64,
 ) -> Page {
     let Config {
-        service,
-        secure,
-        info: RelayInfo {
-            name, description, ..
-        },
-        ..
+        service, secure, ..
     } = config;
+    let RelayInfo {
+        name, description, ..
+    } = info;
     let s = if *secure { "s" } else { "" };
     Page::new(
         name,
@@ -118,10 +117,10 @@ pub(crate) fn landing(
 }
 
 /// Returns the landing page of a private service, which names no repository.
-pub(crate) fn private_landing(frame: &Frame, config: &Config) -> Page {
+pub(crate) fn private_landing(frame: &Frame, config: &Config, info: &RelayInfo) -> Page {
     let RelayInfo {
         name, description, ..
-    } = &config.info;
+    } = info;
     let s = if config.secure { "s" } else { "" };
     let content = html! {
         h1 { (name) }
@@ -315,7 +314,7 @@ mod tests {
     use nostr::key::PublicKey;
 
     use super::*;
-    use crate::nostr::Limits;
+    use crate::nostr::{Limits, LiveInfo};
     use crate::web::figures::RepoRow;
 
     fn frame() -> Frame {
@@ -353,11 +352,7 @@ mod tests {
         let config = Config {
             service: "us.example".parse().unwrap(),
             secure,
-            info: RelayInfo {
-                name,
-                description,
-                ..RelayInfo::default()
-            },
+            info: LiveInfo::default(),
             limits: Limits::default(),
             trusted_proxies: Vec::new(),
             node_key: None,
@@ -365,9 +360,15 @@ mod tests {
             private: None,
             policy: Policy::new("us.example".parse().unwrap()).into(),
         };
+        let info = RelayInfo {
+            name,
+            description,
+            ..RelayInfo::default()
+        };
         landing(
             &frame(),
             &config,
+            &info,
             &RepositoryList::new(repositories.to_vec(), false),
             None,
             now,

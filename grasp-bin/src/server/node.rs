@@ -15,7 +15,7 @@ use grasp_relay::nodes::{
 };
 use grasp_relay::nostr::Hub;
 use grasp_relay::role::Writer;
-use grasp_relay::server::NodeKey;
+use grasp_relay::server::{NodeKey, Parts};
 use grasp_relay::store::StoreRules;
 use grasp_relay::store::postgres::{NodeRow, PostgresOptions, PostgresStore};
 use grasp_relay::tls::TlsStore;
@@ -96,9 +96,14 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         probed: Mutex::default(),
     };
     let roles = node.roles().clone();
-    let keeper = base.keep(Some(tls_store), roles.clone())?;
+    let mut keeper = base.keep(Some(tls_store), roles.clone())?;
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
-    let parts = base.service_parts(node.ingest(), &roles, &overview, |it| node.routes(it));
+    let management = super::management::open(&base, &overview)?;
+    keeper.spawn(management.clone().follow());
+    let parts = Parts {
+        management: Some(node.pass_to_writer(management.route())),
+        ..base.service_parts(node.ingest(), &roles, &overview, |it| node.routes(it))
+    };
     let writer = Arc::new(OwnWriter::new(base, overview.clone()));
     node.run(writer.clone());
     Ok(Server {

@@ -7,7 +7,7 @@ use grasp_core::admission::Policy;
 use grasp_core::service::npub;
 use grasp_relay::ingest::{Budgets, ListedMaintainers, Pipeline, RelayOnly};
 use grasp_relay::metrics::Metrics;
-use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::nostr::{Hub, Limits, LiveInfo};
 use grasp_relay::server::Config;
 use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
@@ -92,7 +92,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         policy: Policy::new(service.clone()).into(),
         service,
         secure: false,
-        info: RelayInfo::default(),
+        info: LiveInfo::default(),
         limits,
         trusted_proxies: vec![],
         node_key: None,
@@ -108,6 +108,7 @@ fn parts(address: SocketAddr, store: Arc<dyn EventStore>, hub: Hub) -> Parts {
         config,
         clock,
         pages: None,
+        management: None,
         extra,
     }
 }

@@ -14,7 +14,7 @@ use axum::http::header::{self, HeaderName, HeaderValue};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::post;
+use axum::routing::{MethodRouter, post};
 use axum::{Extension, Json};
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, join_all};
@@ -139,6 +139,11 @@ impl Forwarder {
         routes
             .layer(from_fn_with_state(state, pass_pushes))
             .merge(own)
+    }
+
+    /// Returns a route whose requests are all passed to the writer.
+    pub(super) fn to_writer(&self, route: MethodRouter) -> MethodRouter {
+        route.layer(from_fn_with_state(Arc::new(self.clone()), pass_to_writer))
     }
 
     /// Sends a request to a node.
@@ -404,13 +409,25 @@ fn decode(answer: &[u8], count: usize) -> Result<Vec<Outcome>, ForwardError> {
     }
 }
 
-/// Passes pushes to the writer, unless this node is it or another node has passed them here.
+/// Passes pushes to the writer, and everything else on.
 async fn pass_pushes(
     State(forwarder): State<Arc<Forwarder>>,
     request: Request,
     next: Next,
 ) -> Response {
-    if !is_push(&request) || request.extensions().get::<FromNode>().is_some() {
+    match is_push(&request) {
+        true => pass_to_writer(State(forwarder), request, next).await,
+        false => next.run(request).await,
+    }
+}
+
+/// Passes a request to the writer, unless this node is it or another node has passed it here.
+async fn pass_to_writer(
+    State(forwarder): State<Arc<Forwarder>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if request.extensions().get::<FromNode>().is_some() {
         return next.run(request).await;
     }
     let role = forwarder.roles.with_writer(WRITER_TIMEOUT).await;

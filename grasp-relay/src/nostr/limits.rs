@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bitcoin_hashes::sha256;
 use grasp_core::Mono;
 use nostr::key::PublicKey;
 use serde::Serialize;
@@ -253,6 +254,13 @@ struct Document<'a> {
 }
 
 impl RelayInfo {
+    /// Returns a text that changes with the name and the description.
+    pub(crate) fn tag(&self) -> String {
+        let texts = format!("{}\n{}", self.name, self.description);
+        let hash = sha256::Hash::hash(texts.as_bytes()).to_string();
+        hash.get(..8).unwrap_or_default().to_owned()
+    }
+
     /// Returns the document as JSON.
     pub fn document(&self, limits: &Limits) -> String {
         let limitation = serde_json::json!({

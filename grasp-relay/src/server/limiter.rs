@@ -37,6 +37,11 @@ pub struct AddressRange(IpNet);
 pub struct AddressRangeError;
 
 impl AddressRange {
+    /// Returns the range as a network.
+    pub const fn network(&self) -> IpNet {
+        self.0
+    }
+
     /// Returns whether the range contains an address. IPv4 and its IPv6-mapped form are the same address.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.0, address.to_canonical()) {

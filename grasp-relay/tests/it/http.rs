@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::routing::get;
-use grasp_relay::nostr::Limits;
+use grasp_relay::nostr::{Limits, LiveInfo, RelayInfo};
 use grasp_relay::server::NodeKey;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -86,7 +86,10 @@ async fn the_nip11_document_has_the_limits_in_use() {
 #[tokio::test]
 async fn pages_and_404_answers_have_cors_headers() {
     let relay = Relay::with(Limits::default(), |parts| {
-        parts.config.info.name = "<b>mine</b>".into();
+        parts.config.info = LiveInfo::fixed(RelayInfo {
+            name: "<b>mine</b>".into(),
+            ..RelayInfo::default()
+        });
     })
     .await;
     let (head, body) = http(relay.address, "GET / HTTP/1.1").await;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use grasp_core::admission::Policy;
-use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::nostr::{Hub, Limits, LiveInfo};
 use grasp_relay::server::{Config, Listeners};
 use grasp_relay::store::EventStore;
 use grasp_relay::web::Listing;
@@ -96,7 +96,7 @@ impl Relay {
                 policy: Policy::new(service.clone()).into(),
                 service,
                 secure: false,
-                info: RelayInfo::default(),
+                info: LiveInfo::default(),
                 limits,
                 trusted_proxies: vec![],
                 node_key: None,
@@ -105,6 +105,7 @@ impl Relay {
             },
             clock,
             pages: None,
+            management: None,
             extra: axum::Router::new(),
         };
         adjust(&mut parts);

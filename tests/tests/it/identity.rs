@@ -34,6 +34,6 @@ fn public(settings: &mut grasp_bin::Settings) {
 async fn a_public_service_tells_who_it_is() {
     let instance = Instance::with_settings_and(Settings::one_process(), public).await;
     let events = until_identified(&instance).await;
-    let key = instance.server().parts().config.info.service_key;
+    let key = instance.server().parts().config.info.now().service_key;
     assert!(events.iter().all(|event| Some(event.pubkey) == key));
 }

@@ -20,6 +20,7 @@ mod hunting;
 mod identity;
 mod libgit2;
 mod maintainers;
+mod management;
 mod moderation;
 mod nodes;
 mod outbox;

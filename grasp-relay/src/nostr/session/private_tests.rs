@@ -9,7 +9,7 @@ use nostr::key::Keys;
 use nostr::types::Timestamp;
 
 use super::*;
-use crate::nostr::RelayInfo;
+use crate::nostr::LiveInfo;
 use crate::private::{MemberList, Private};
 
 const NOW: Now = Now::new(Mono::from_secs(1_000), Timestamp::from_secs(1_700_000_000));
@@ -30,7 +30,7 @@ impl Gated {
         let config = Config {
             service: "grasp.example".parse().expect("an address"),
             secure: true,
-            info: RelayInfo::default(),
+            info: LiveInfo::default(),
             limits: Limits::default(),
             trusted_proxies: Vec::new(),
             node_key: None,

@@ -10,7 +10,7 @@ use nostr::types::Timestamp;
 
 use super::super::negentropy::tests::snapshot;
 use super::*;
-use crate::nostr::RelayInfo;
+use crate::nostr::LiveInfo;
 
 const NOW: Now = Now::new(Mono::from_secs(1_000), Timestamp::from_secs(1_700_000_000));
 
@@ -18,7 +18,7 @@ fn session(limits: Limits) -> Session {
     let config = Config {
         service: "grasp.example".parse().expect("an address"),
         secure: false,
-        info: RelayInfo::default(),
+        info: LiveInfo::default(),
         limits,
         trusted_proxies: Vec::new(),
         node_key: None,

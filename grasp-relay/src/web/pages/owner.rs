@@ -113,7 +113,8 @@ impl Site {
         let list = self.listing.rows().await?;
         let now = self.host.clock.now().unix.as_secs();
         let age = now / AGES_CHANGE_AFTER;
-        let tag = format!("{}-{}-{age}", self.stamp, list.version);
+        let info = self.config.info.now();
+        let tag = format!("{}-{}-{}-{age}", self.stamp, info.tag(), list.version);
         if has_tag(&visitor.headers, &tag) {
             self.count("search", PageResult::NotModified);
             return Ok(not_modified(&tag, Caching::Revalidate));
@@ -127,7 +128,8 @@ impl Site {
         let frame = self.frame.clone();
         let config = self.config.clone();
         let made = work.run(move || {
-            let page = web::landing(&frame, &config, &search.of_list(&list), Some(&search), now);
+            let found = search.of_list(&list);
+            let page = web::landing(&frame, &config, &info, &found, Some(&search), now);
             page.without_index().encode(Some(tag))
         });
         let encoded = made.await?;

@@ -1,0 +1,32 @@
+//! Administration, built from the parts of a server.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use grasp_core::management::Facts;
+use grasp_relay::management::{Management, ManagementParts};
+
+use super::Base;
+use crate::overview::Overview;
+
+/// Creates the administration of a server.
+pub(super) fn open(base: &Base, overview: &Overview) -> Result<Management> {
+    let proxies = base.settings.trusted_proxies.iter();
+    let facts = Facts {
+        operator: base.settings.policy.operator,
+        trusted_proxies: proxies.map(|range| range.network()).collect(),
+        fixed: base.settings.fixed_texts.clone(),
+        ..Facts::of_service(base.keys.public_key())
+    };
+    let parts = ManagementParts {
+        service: base.config.service.clone(),
+        facts,
+        store: base.policies.clone(),
+        policy: Arc::clone(&base.policy),
+        info: Arc::clone(&base.info),
+        server: Arc::new(overview.clone()),
+        node_key: base.config.node_key,
+        clock: base.host.clock.clone(),
+    };
+    Management::new(parts).context("could not prepare administration")
+}
