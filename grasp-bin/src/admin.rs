@@ -2,6 +2,7 @@
 //!
 //! A request is one line of JSON, and so is its response. Only the user that the server runs as may connect.
 
+mod manage;
 mod quota;
 mod screen;
 mod show;
@@ -14,7 +15,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::RepoId;
+use grasp_core::management::Request;
 use grasp_core::quota::QuotaSubject;
+use grasp_relay::management::Management;
 use nostr::key::PublicKey;
 use rustix::fs::Mode;
 use serde::de::DeserializeOwned;
@@ -25,6 +28,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+pub(crate) use self::manage::{AdminArgs, run as administrate};
 pub(crate) use self::quota::{set_quota, usage};
 pub(crate) use self::show::{purgatory, relays, repositories, status};
 use crate::files::create_private_dir;
@@ -50,6 +54,8 @@ pub(crate) enum AdminRequest {
     },
     /// Removes objects that no ref of a repository reaches, which may take long, and tells whether there were some.
     Purge(RepoId),
+    /// A call of administration, as over NIP-86.
+    Manage(Request),
 }
 
 /// Pause after a connection could not be accepted.
@@ -58,7 +64,8 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Limits concurrent connections; later ones wait.
 const MAX_CONNECTIONS: usize = 16;
 
-const MAX_REQUEST_BYTES: u64 = 4_096;
+/// Limits a request: a call of administration, and the name of what is requested.
+const MAX_LINE_BYTES: u64 = Request::MAX_BYTES as u64 + 1_024;
 
 /// The bound admin socket. One process per data directory can have it.
 pub(crate) struct AdminSocket {
@@ -103,11 +110,17 @@ impl AdminSocket {
         })
     }
 
-    /// Starts to answer requests, those that already wait included.
-    pub(crate) fn serve(self, overview: Overview) -> AdminTask {
+    /// Starts to answer requests, those that already wait included. A sidecar has no administration.
+    pub(crate) fn serve(self, overview: Overview, management: Option<Management>) -> AdminTask {
         let Self { listener, path } = self;
         AdminTask {
-            task: tokio::spawn(accept_all(listener, overview)),
+            task: tokio::spawn(accept_all(
+                listener,
+                Parts {
+                    overview,
+                    management,
+                },
+            )),
             path,
         }
     }
@@ -128,28 +141,36 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     bound
 }
 
-async fn accept_all(listener: UnixListener, overview: Overview) {
+/// What requests are answered with.
+#[derive(Clone)]
+struct Parts {
+    overview: Overview,
+    management: Option<Management>,
+}
+
+async fn accept_all(listener: UnixListener, parts: Parts) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             continue;
         };
-        let overview = overview.clone();
+        let parts = parts.clone();
         tokio::spawn(async move {
-            let _ = serve_connection(stream, &overview).await;
+            let _ = serve_connection(stream, &parts).await;
             drop(permit);
         });
     }
 }
 
-async fn serve_connection(stream: UnixStream, overview: &Overview) -> io::Result<()> {
+async fn serve_connection(stream: UnixStream, parts: &Parts) -> io::Result<()> {
+    let user = stream.peer_cred()?.uid();
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
     loop {
         let mut line = String::new();
         if (&mut lines)
-            .take(MAX_REQUEST_BYTES)
+            .take(MAX_LINE_BYTES)
             .read_line(&mut line)
             .await?
             == 0
@@ -157,12 +178,21 @@ async fn serve_connection(stream: UnixStream, overview: &Overview) -> io::Result
             return Ok(());
         }
         let response = match serde_json::from_str(&line) {
-            Ok(request) => respond(overview, request).await,
+            Ok(AdminRequest::Manage(request)) => manage(parts, user, &request).await,
+            Ok(request) => respond(&parts.overview, request).await,
             Err(error) => Err(error.to_string()),
         };
         let mut text = serde_json::to_string(&response)?;
         text.push('\n');
         write.write_all(text.as_bytes()).await?;
+    }
+}
+
+/// Makes a call of administration for a user of this machine.
+async fn manage(parts: &Parts, user: u32, request: &Request) -> Result<Value, String> {
+    match &parts.management {
+        Some(management) => management.call_locally(user, request).await,
+        None => Err("a sidecar hosts nothing; ask the relay".to_owned()),
     }
 }
 
@@ -178,6 +208,8 @@ async fn respond(overview: &Overview, request: AdminRequest) -> Result<Value, St
             serde_json::to_value(overview.set_quota(subject, bytes).await?)
         }
         AdminRequest::Purge(repo) => serde_json::to_value(overview.purge(&repo).await?),
+        // It needs to know who asks.
+        AdminRequest::Manage(_) => return Err("not a request about the status".to_owned()),
     }
     .map_err(|error| error.to_string())
 }

@@ -10,6 +10,7 @@ use grasp_core::quota::QuotaSubject;
 use grasp_core::{Identifier, RelayUrl, RepoId};
 use nostr::key::PublicKey;
 
+use crate::admin::AdminArgs;
 use crate::config::Flags;
 use crate::init::InitArgs;
 use crate::operations::check::parse_repository;
@@ -58,6 +59,8 @@ pub(crate) enum Command {
         #[command(flatten)]
         server: RunningServer,
     },
+    /// Moderates and administrates a running server, or any relay by key (NIP-86).
+    Admin(AdminArgs),
     /// Lists the relays that a running server follows.
     Relays(RunningServer),
     /// Lists the repositories whose events wait for git data at a running server.
@@ -158,7 +161,7 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuotaArg(pub(crate) Option<u64>);
 
-fn parse_quota(text: &str) -> Result<QuotaArg, &'static str> {
+pub(crate) fn parse_quota(text: &str) -> Result<QuotaArg, &'static str> {
     if text == "none" {
         return Ok(QuotaArg(None));
     }
@@ -169,7 +172,7 @@ fn parse_quota(text: &str) -> Result<QuotaArg, &'static str> {
     }
 }
 
-fn parse_owner(text: &str) -> Result<PublicKey, &'static str> {
+pub(crate) fn parse_owner(text: &str) -> Result<PublicKey, &'static str> {
     PublicKey::parse(text).map_err(|_| "expected an npub or a key in hex")
 }
 

@@ -86,6 +86,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             quota,
             server,
         } => admin::set_quota(&socket(&server)?, subject, quota)?,
+        Command::Admin(args) => admin::administrate(&args)?,
         Command::Relays(server) => admin::relays(&socket(&server)?, server.json)?,
         Command::Purgatory(server) => admin::purgatory(&socket(&server)?, server.json)?,
         Command::Doctor { flags, offline } => {

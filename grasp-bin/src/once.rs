@@ -70,7 +70,7 @@ async fn sync_from(config: Config, from: Vec<RelayUrl>, limit: Duration) -> Resu
     settings.sync.engine.backoff.dead_retry = MAX_BACKOFF;
     let server = Server::open(&settings, Clock::system()).await?;
     server.until_writer().await?;
-    let admin = admin.serve(server.overview().clone());
+    let admin = admin.serve(server.overview().clone(), Some(server.management().clone()));
     let began = Instant::now();
     let relays = wait_until_done(&server, &from, limit).await;
     let status = server.overview().status().await;

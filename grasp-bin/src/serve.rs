@@ -39,7 +39,7 @@ async fn serve_until_stopped(config: Config) -> Result<()> {
     settings.pages.renderer = own_program();
     settings.pages.branding.icon = files::page_icon(&settings)?;
     let server = Server::open(&settings, Clock::system()).await?;
-    let admin = admin.serve(server.overview().clone());
+    let admin = admin.serve(server.overview().clone(), Some(server.management().clone()));
     print_addresses(&settings, &listening_text(&listener, tls.as_ref()));
     let mut listeners = Listeners::from(listener);
     if let (Some(TlsSockets { https, http }), Some(certificates)) = (tls, server.certificates()) {

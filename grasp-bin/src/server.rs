@@ -20,6 +20,7 @@ use grasp_purgatory::hunt::{HostClass, HuntConfig};
 use grasp_relay::git_http::GitHost;
 use grasp_relay::in_step::InStep;
 use grasp_relay::ingest::{Budgets, Ingest, ListedMaintainers, Pipeline};
+use grasp_relay::management::Management;
 use grasp_relay::metrics::{Metrics, count_requests};
 use grasp_relay::nodes::Node;
 use grasp_relay::nostr::{Hub, InfoOwner};
@@ -64,6 +65,7 @@ pub struct Server {
     roles: RoleWatch,
     writer: Arc<OwnWriter>,
     overview: Overview,
+    management: Management,
     /// The node, if the server has several.
     node: Option<Arc<Node>>,
     /// The tasks that keep the TLS certificate, and follow what operators decide.
@@ -104,6 +106,7 @@ impl Server {
             roles,
             writer,
             overview,
+            management,
             node: None,
             _keeper: keeper,
         })
@@ -117,6 +120,11 @@ impl Server {
     /// Returns the source of the status.
     pub(crate) fn overview(&self) -> &Overview {
         &self.overview
+    }
+
+    /// Returns the administration.
+    pub(crate) fn management(&self) -> &Management {
+        &self.management
     }
 
     /// Shows the role of this process; it is always the writer unless the server has several nodes.

@@ -87,7 +87,7 @@ async fn sync_until_stopped(
         .as_ref()
         .and_then(|listener| listener.local_addr().ok());
     print_addresses(&relay, &settings, status_address);
-    let admin = admin.serve(overview.clone());
+    let admin = admin.serve(overview.clone(), None);
     let assets = web::assets(overview.frame());
     let routes = http::routes(overview, settings.metrics).merge(assets);
     let mut tasks = signals::report_ready();

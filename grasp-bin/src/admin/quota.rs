@@ -31,7 +31,7 @@ pub(crate) fn set_quota(socket: &Path, subject: QuotaSubject, quota: QuotaArg) -
     Ok(())
 }
 
-fn usage_table(report: &UsageReport) -> String {
+pub(super) fn usage_table(report: &UsageReport) -> String {
     let mut rows = Vec::new();
     for row in &report.rows {
         let source = match row.is_given {

@@ -111,6 +111,7 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         roles,
         writer,
         overview,
+        management,
         node: Some(Arc::new(node)),
         _keeper: keeper,
     })
