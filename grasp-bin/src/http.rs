@@ -35,6 +35,12 @@ const USAGE_PATH: &str = "/usage";
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// Returns the route of the page of administration, which a sidecar has not.
+pub(crate) fn admin_route(overview: &Overview) -> Router {
+    let page = web::admin(overview.frame());
+    Router::new().route("/admin", get(async move || page))
+}
+
 /// Returns the routes, to be merged with those of the git host if there is one.
 pub(crate) fn routes(overview: Overview, with_metrics: bool) -> Router {
     let mut routes = Router::new()

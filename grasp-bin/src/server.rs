@@ -332,6 +332,7 @@ impl Base {
         let host = self.host.clone();
         let git = git_http::routes(host, roles.clone(), limits, pages.clone());
         let routes = http::routes(overview.clone(), self.settings.metrics);
+        let routes = routes.merge(http::admin_route(overview));
         let routes = routes.merge(of_no_repository).merge(git);
         count_requests(routes, self.metrics.clone())
     }

@@ -3,6 +3,7 @@
 //! Templates escape all values; pages load nothing from other hosts. Only the status page has a script, and it shows the
 //! same without it. [`Page`] is what they share, [`Pages`] has those of repositories.
 
+mod admin;
 mod branding;
 mod charts;
 mod diff;
@@ -28,6 +29,7 @@ use grasp_core::{RefName, RepoId, ServiceIdentity};
 use maud::{Markup, html};
 use nostr::key::PublicKey;
 
+pub use self::admin::admin;
 pub use self::branding::{Accent, Branding, BrandingError, Icon};
 pub use self::encoded::Caching;
 pub(crate) use self::encoded::{EncodedPage, has_tag, not_modified};

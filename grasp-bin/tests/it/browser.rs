@@ -1,5 +1,6 @@
 //! The pages in a real browser: with scripts and without, on desktop and phone, in the light and the dark scheme.
 
+mod admin;
 mod checks;
 mod devtools;
 mod site;

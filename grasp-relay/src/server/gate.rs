@@ -28,11 +28,11 @@ const VERIFICATIONS_PER_MINUTE: u64 = 6_000;
 const SHARE_OF_ONE: u64 = 4;
 
 /// Paths below the mount that everybody may request: the NIP-11 document, the landing page and the websocket, NIP-05,
-/// what pages load, and whether the server works.
+/// what pages load, the empty page of administration, whose calls are authorized by themselves, and whether the server works.
 fn is_public(path: &str) -> bool {
     matches!(
         path,
-        "" | "/" | "/.well-known/nostr.json" | "/health" | "/robots.txt"
+        "" | "/" | "/.well-known/nostr.json" | "/admin" | "/health" | "/robots.txt"
     ) || path.starts_with("/-/")
 }
 
@@ -150,7 +150,14 @@ mod tests {
 
     #[test]
     fn everything_is_gated_that_is_not_named_as_public() {
-        for path in ["", "/", "/.well-known/nostr.json", "/health", "/-/icon.svg"] {
+        for path in [
+            "",
+            "/",
+            "/.well-known/nostr.json",
+            "/admin",
+            "/health",
+            "/-/icon.svg",
+        ] {
             assert!(is_public(path), "{path}");
         }
         for path in [

@@ -112,6 +112,7 @@ pub struct Page {
     canonical: Option<String>,
     feeds: Vec<FeedLink>,
     script: Option<&'static str>,
+    has_trusted_types: bool,
 }
 
 impl Page {
@@ -127,6 +128,7 @@ impl Page {
             canonical: None,
             feeds: Vec::new(),
             script: None,
+            has_trusted_types: false,
         }
     }
 
@@ -169,6 +171,13 @@ impl Page {
     #[must_use]
     pub(crate) fn with_script(mut self, script: &'static str) -> Self {
         self.script = Some(script);
+        self
+    }
+
+    /// Refuses that the script makes HTML of text.
+    #[must_use]
+    pub(crate) fn with_trusted_types(mut self) -> Self {
+        self.has_trusted_types = true;
         self
     }
 
@@ -222,13 +231,16 @@ impl Page {
 
     /// Compresses the page, to be sent or kept.
     pub(crate) fn encode(&self, tag: Option<String>) -> EncodedPage {
-        let policy = match self.script {
+        let mut policy = match self.script {
             None => POLICY.to_owned(),
             Some(script) => {
                 let hash = BASE64.encode(sha256::Hash::hash(script.as_bytes()).to_byte_array());
                 format!("{POLICY}; script-src 'sha256-{hash}'; connect-src 'self'")
             }
         };
+        if self.has_trusted_types {
+            policy.push_str("; require-trusted-types-for 'script'; trusted-types 'none'");
+        }
         EncodedPage {
             status: self.status,
             content_type: HTML,

@@ -1,5 +1,6 @@
 //! A headless Chromium, controlled over its DevTools protocol.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub(crate) struct Browser {
     last: u64,
     /// What the browser has written to the console: messages, errors and violations of the policy.
     messages: Vec<String>,
+    /// Events that pages want to have signed.
+    drafts: VecDeque<Value>,
     /// The addresses that pages have requested, and the bytes that came.
     requests: Vec<String>,
     bytes: u64,
@@ -39,6 +42,24 @@ pub(crate) const PHONE_WIDTH: u32 = 320;
 impl Browser {
     /// Starts a browser, if one is installed.
     pub(crate) async fn start(profile: &Path) -> Option<Self> {
+        Self::start_with(profile, &[]).await
+    }
+
+    /// Starts a browser with an extension that lets the process of the test sign for its pages (NIP-07).
+    pub(crate) async fn start_with_signer(profile: &Path) -> Option<Self> {
+        let signer = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/browser/signer");
+        let signer = signer.display();
+        let flags = [
+            format!("--load-extension={signer}"),
+            format!("--disable-extensions-except={signer}"),
+        ];
+        let mut browser = Self::start_with(profile, &flags).await?;
+        let binding = json!({"name": "askedToSign"});
+        browser.call("Runtime.addBinding", binding).await;
+        Some(browser)
+    }
+
+    async fn start_with(profile: &Path, further: &[String]) -> Option<Self> {
         let names = ["chromium", "chromium-browser", "google-chrome"];
         let flags = [
             "--headless",
@@ -55,6 +76,7 @@ impl Browser {
             let mut browser = Command::new(name);
             browser
                 .args(flags)
+                .args(further)
                 .arg(format!("--user-data-dir={}", profile.display()));
             browser
                 .arg("about:blank")
@@ -72,6 +94,7 @@ impl Browser {
             session: None,
             last: 0,
             messages: Vec::new(),
+            drafts: VecDeque::new(),
             requests: Vec::new(),
             bytes: 0,
         };
@@ -119,7 +142,8 @@ impl Browser {
     /// Clicks on an element as a visitor does, by the mouse.
     pub(crate) async fn click(&mut self, selector: &str) {
         let place = format!(
-            "(() => {{ const box = document.querySelector('{selector}').getBoundingClientRect(); \
+            "(() => {{ const element = document.querySelector('{selector}'); \
+             element.scrollIntoView({{ block: 'center' }}); const box = element.getBoundingClientRect(); \
              return [box.x + box.width / 2, box.y + box.height / 2]; }})()"
         );
         let place = self.evaluate(&place).await;
@@ -180,6 +204,28 @@ impl Browser {
         }
     }
 
+    /// Waits until a page wants to have an event signed, and returns what it has of it.
+    pub(crate) async fn asked_to_sign(&mut self) -> Value {
+        let began = Instant::now();
+        loop {
+            // Events of the browser come with its answers.
+            self.evaluate("0").await;
+            if let Some(draft) = self.drafts.pop_front() {
+                return draft;
+            }
+            assert!(
+                began.elapsed() < RESPONSE_TIMEOUT,
+                "nothing is to be signed"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Returns whether a page wants to have something signed that was not signed yet.
+    pub(crate) fn has_drafts(&self) -> bool {
+        !self.drafts.is_empty()
+    }
+
     /// Saves a screenshot of the page, if `GRASP_TEST_PICTURES` names a directory.
     pub(crate) async fn save_screenshot(&mut self, name: &str) {
         let Some(dir) = std::env::var_os("GRASP_TEST_PICTURES") else {
@@ -224,6 +270,10 @@ impl Browser {
             | "Runtime.consoleAPICalled"
             | "Runtime.exceptionThrown"
             | "Audits.issueAdded" => self.messages.push(params.to_string()),
+            "Runtime.bindingCalled" => {
+                let payload = params["payload"].as_str().unwrap_or_default();
+                self.drafts.extend(serde_json::from_str::<Value>(payload));
+            }
             "Network.requestWillBeSent" => {
                 let url = params["request"]["url"].as_str();
                 self.requests.extend(url.map(str::to_owned));
