@@ -239,6 +239,48 @@ fn a_server_is_monitored_as_written() {
 }
 
 #[test]
+fn a_server_is_moderated_as_written() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("grasp");
+    let _server = Server::start(&data);
+    for guide in ["how-to/moderate.md", "how-to/public-server.md"] {
+        let text = page(guide).replace("/var/lib/grasp", data.to_str().unwrap());
+        for block in blocks(&text, "sh") {
+            run(home.path(), &block);
+        }
+    }
+    let audit = format!("grasp admin audit --json --data-dir {}", data.display());
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&run(home.path(), &audit).out).unwrap();
+    let methods: Vec<_> = rows
+        .iter()
+        .filter_map(|row| row["method"].as_str())
+        .collect();
+    assert_eq!(
+        methods,
+        ["unblockip", "blockip", "grasp.unbanrepo", "grasp.banrepo"]
+    );
+    assert!(rows[0]["actor"].as_str().unwrap().starts_with("local:"));
+}
+
+#[test]
+fn a_server_for_a_team_is_set_up_as_written() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("grasp");
+    std::fs::create_dir(&data).unwrap();
+    let text = page("how-to/team.md").replace("/var/lib/grasp", data.to_str().unwrap());
+    let [settings] = &blocks(&text, "toml")[..] else {
+        panic!("one block of settings")
+    };
+    std::fs::write(data.join("grasp.toml"), settings).unwrap();
+    let _server = Server::start(&data);
+    let [allow] = &blocks(&text, "sh")[..] else {
+        panic!("one block of commands")
+    };
+    let printed = run(home.path(), allow).out;
+    assert!(printed.contains("website"), "{printed}");
+}
+
+#[test]
 fn the_settings_and_commands_of_a_deployment_are_valid() {
     let home = tempfile::tempdir().unwrap();
     let file = docs("how-to/deploy/grasp.toml");
