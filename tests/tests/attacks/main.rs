@@ -18,6 +18,7 @@
 mod attacker;
 mod git;
 mod honest;
+mod management;
 mod names;
 mod nostr;
 mod packs;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         .collect();
     let all = [
         git::ATTACKS,
+        management::ATTACKS,
         names::ATTACKS,
         nostr::ATTACKS,
         pages::ATTACKS,
