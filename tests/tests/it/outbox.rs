@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use grasp_bin::{OutboxMode, PrivateSettings};
-use grasp_tests::{Author, Instance, PlainRelay, Settings, Workdir, eventually};
+use grasp_tests::{Author, Instance, PlainRelay, Settings, Workdir, eventually, eventually_async};
 use nostr::event::Event;
 
 const MAIN: &str = "refs/heads/main";
@@ -129,4 +129,43 @@ async fn a_private_server_asks_no_relay_of_a_user() {
     private.stop().await;
     public.stop().await;
     assert_eq!(index.connections(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_relay_lists_reaches_few_relays() {
+    let named = PlainRelay::start(Vec::new()).await;
+    let index = PlainRelay::start(Vec::new()).await;
+    let server = Instance::with_settings_and(Settings::one_process(), |settings| {
+        settings.outbound.allow_private = true;
+        settings.sync.outbox.mode = OutboxMode::On;
+        settings.sync.outbox.index_relays = vec![index.url().parse().unwrap()];
+    })
+    .await;
+    let alice = Author::new();
+    server.host(&alice, "x").await;
+    let issue = alice.issue(&alice.repo("x"), "it fails");
+    server.ingest(vec![issue.clone()]).await;
+    for n in 0..40 {
+        let eve = Author::new();
+        let comment = eve.sign(1_111, "me, too", &[&["E", &issue.id.to_hex()]]);
+        let urls: Vec<String> = (0..100)
+            .map(|k| format!("{}/{n}/{k}", named.url()))
+            .collect();
+        let tags: Vec<[&str; 2]> = urls.iter().map(|url| ["r", url.as_str()]).collect();
+        let tags: Vec<&[&str]> = tags.iter().map(<[&str; 2]>::as_slice).collect();
+        let list = eve.sign(10_002, "", &tags);
+        let outcomes = server.ingest(vec![comment, list]).await;
+        assert!(outcomes.iter().all(|one| one.answer().is_accepted));
+    }
+    let all = "grasp_sync_outbox_relays 160\n";
+    eventually_async(|| async {
+        let metrics = server.get("/metrics", &[]).await.body;
+        metrics.contains(all).then_some(())
+    })
+    .await;
+    eventually(|| (named.connections() > 0).then_some(())).await;
+    // In one pass one of them is new for lists and one for history, each with a request for its document.
+    let connections = named.connections();
+    assert!(connections <= 4, "{connections} connections");
+    server.stop().await;
 }
