@@ -3,11 +3,30 @@
 //! The settings begin a [`Policy`](crate::admission::Policy); these entries continue it.
 //!
 //! ```
-//! use grasp_core::policy::{PolicyList, PolicySubject};
+//! use grasp_core::admission::{Allowed, Policy};
+//! use grasp_core::policy::{HiddenCause, PolicyList, PolicySubject};
+//! use grasp_core::{RepoId, kinds};
+//! use nostr::key::PublicKey;
 //!
 //! let entry = PolicyList::BannedName.subject("spam").unwrap();
 //! assert_eq!(entry, PolicySubject::BannedName("spam".parse().unwrap()));
 //! assert_eq!((entry.list().as_str(), entry.to_string().as_str()), ("banned_name", "spam"));
+//!
+//! // Repositories of that name are out of service, with their announcements and states.
+//! let mut policy = Policy::new("grasp.example".parse().unwrap()).with(&[entry]);
+//! let owner = PublicKey::from_byte_array([1; 32]);
+//! let spam = RepoId::new(owner, "spam".parse().unwrap());
+//! assert!(policy.withholds(&spam) && policy.upholds(&HiddenCause::Repo(spam)));
+//!
+//! // So are all others that are not listed, where only listed ones are hosted.
+//! let other = RepoId::new(owner, "other".parse().unwrap());
+//! assert!(!policy.withholds(&other));
+//! policy.allowed = Allowed { only: true, ..Allowed::default() };
+//! assert!(policy.withholds(&other));
+//!
+//! // What repositories are made of is never refused by its kind.
+//! policy.bans.kinds.extend(kinds::NEVER_REFUSED_KINDS);
+//! assert!(!policy.refuses(kinds::ANNOUNCEMENT));
 //! ```
 
 mod cause;

@@ -58,7 +58,7 @@ use crate::clock::Clock;
 use crate::ingest::{Ingest, SharedMeter};
 use crate::management::ManagementRoute;
 use crate::nostr::connection::{self, ConnectionContext};
-use crate::nostr::{Hub, Limits, LiveInfo, RelayInfo};
+use crate::nostr::{Hub, Limits, LiveInfo};
 use crate::policy::LivePolicy;
 use crate::private::Private;
 use crate::store::EventStore;

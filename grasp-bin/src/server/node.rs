@@ -67,15 +67,9 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         None => service_key(&key)?,
     };
     let (key, hub) = (NodeKey::new(key), Hub::of_node());
-    let shared: Arc<dyn grasp_relay::store::Store> = Arc::clone(&store) as _;
     let tls_store: Arc<dyn TlsStore> = Arc::clone(&store) as _;
-    let base = Base::open(
-        settings,
-        (shared, hub.clone()),
-        clock.clone(),
-        (keys, Some(key)),
-    )
-    .await?;
+    let shared = (Arc::clone(&store) as _, hub.clone());
+    let base = Base::open(settings, shared, clock.clone(), (keys, Some(key))).await?;
     let base = base.with_certificates(tls::certificates(settings, Some(tls_store.clone())));
     let address: Arc<str> = address.as_str().trim_end_matches('/').into();
     let parts = NodeParts {

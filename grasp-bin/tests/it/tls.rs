@@ -165,10 +165,10 @@ async fn request(stream: &mut TlsStream<TcpStream>, path: &str, headers: &str) -
     let mut answer = Vec::new();
     loop {
         let text = String::from_utf8_lossy(&answer);
-        if let Some((head, body)) = text.split_once("\r\n\r\n") {
-            if body.len() >= body_bytes(head) {
-                return head.to_owned();
-            }
+        if let Some((head, body)) = text.split_once("\r\n\r\n")
+            && body.len() >= body_bytes(head)
+        {
+            return head.to_owned();
         }
         let bytes = stream.read_buf(&mut answer).await.unwrap();
         assert_ne!(bytes, 0, "the connection was closed");

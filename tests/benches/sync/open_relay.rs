@@ -1,15 +1,16 @@
 //! A relay that accepts every event: this server without its admission rules.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
 use futures_util::future::BoxFuture;
-use grasp_core::admission::{Origin, Outcome};
+use grasp_core::admission::{Origin, Outcome, Policy};
 use grasp_core::{RelayUrl, ServiceIdentity, Verified};
 use grasp_relay::Clock;
 use grasp_relay::ingest::Ingest;
-use grasp_relay::nostr::{Hub, Limits, RelayInfo};
+use grasp_relay::nostr::{Hub, Limits, LiveInfo, RelayInfo};
 use grasp_relay::server::{Config, Parts, serve};
 use grasp_relay::store::EventStore;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
@@ -39,6 +40,10 @@ struct AcceptAll {
     clock: Clock,
 }
 
+fn open_store(file: &Path) -> Arc<dyn EventStore> {
+    Arc::new(SqliteStore::open(file, SqliteOptions::default()).unwrap())
+}
+
 impl OpenRelay {
     pub(crate) async fn start(limits: Limits, events: Vec<Event>) -> Self {
         Self::with_software("grasp", limits, events).await
@@ -50,9 +55,7 @@ impl OpenRelay {
         let address = listener.local_addr().unwrap();
         let (hub, clock) = (Hub::start(), Clock::system());
         let data = tempfile::tempdir().unwrap();
-        let file = data.path().join("events.sqlite");
-        let store = SqliteStore::open(&file, SqliteOptions::default()).unwrap();
-        let store: Arc<dyn EventStore> = Arc::new(store);
+        let store = open_store(&data.path().join("events.sqlite"));
         let ingest = Arc::new(AcceptAll {
             store: store.clone(),
             hub: hub.clone(),
@@ -62,10 +65,12 @@ impl OpenRelay {
             software: software.into(),
             ..RelayInfo::default()
         };
+        let service: ServiceIdentity = address.to_string().parse().unwrap();
         let config = Config {
-            service: address.to_string().parse().unwrap(),
+            policy: Policy::new(service.clone()).into(),
+            service,
             secure: false,
-            info,
+            info: LiveInfo::fixed(info),
             limits,
             trusted_proxies: vec![],
             node_key: None,
@@ -82,14 +87,11 @@ impl OpenRelay {
             config,
             clock,
             pages: None,
+            management: None,
             extra,
         };
-        let serving = async move {
-            serve(listener, parts, std::future::pending())
-                .await
-                .unwrap()
-        };
-        let running = Running(tokio::spawn(serving));
+        let serving = async move { serve(listener, parts, std::future::pending()).await };
+        let running = Running(tokio::spawn(async { serving.await.unwrap() }));
         for chunk in events.chunks(1_000) {
             let chunk = chunk.iter().cloned().map(Arc::new).collect();
             ingest

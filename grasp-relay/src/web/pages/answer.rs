@@ -125,7 +125,7 @@ impl Site {
         let url = self
             .host
             .policy
-            .service
+            .service()
             .repo_url(&request.address, self.secure);
         let content = html! {
             h1 { "This is too large to be shown here" }
