@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::RepoId;
-use grasp_core::management::Request;
 use grasp_core::quota::QuotaSubject;
 use grasp_relay::management::Management;
+use grasp_relay::management::rules::Request;
 use nostr::key::PublicKey;
 use rustix::fs::Mode;
 use serde::de::DeserializeOwned;

@@ -15,8 +15,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command};
-use grasp_core::management::RelayText;
 use grasp_core::{RelayUrl, ServiceIdentity};
+use grasp_relay::management::rules::RelayText;
 use grasp_relay::tls::can_be_ordered;
 use toml::de::{DeTable, DeValue};
 

@@ -7,7 +7,6 @@ use std::str::FromStr;
 
 use grasp_core::ServiceIdentity;
 use grasp_core::admission::{Archive, FanOutLimits, Policy};
-use grasp_core::management::RelayText;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::quota::Quotas;
 use grasp_purgatory::git::{
@@ -16,6 +15,7 @@ use grasp_purgatory::git::{
 use grasp_purgatory::hunt::HuntConfig;
 use grasp_relay::git_http::GitLimits;
 use grasp_relay::in_step::InStepSettings;
+use grasp_relay::management::rules::RelayText;
 use grasp_relay::nostr::{Limits, RelayInfo};
 use grasp_relay::server::AddressRange;
 use grasp_relay::store::sqlite::SqliteOptions;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, CommandFactory as _};
-use grasp_core::management::Method;
+use grasp_relay::management::rules::Method;
 use grasp_relay::metrics::{Metric, table};
 
 use crate::cli::Cli;

@@ -46,7 +46,6 @@ pub mod in_step;
 pub mod kinds;
 pub mod limits;
 pub mod maintainers;
-pub mod management;
 pub mod neg;
 pub mod nip34;
 pub mod outbound;

@@ -12,6 +12,13 @@ use nostr::key::PublicKey;
 #[error("{0}")]
 pub struct ParseError(Cow<'static, str>);
 
+impl ParseError {
+    /// Creates an error with this reason.
+    pub fn new(why: impl Into<Cow<'static, str>>) -> Self {
+        Self(why.into())
+    }
+}
+
 /// Returns a [`ParseError`] with this reason.
 pub(crate) fn invalid<T>(why: impl Into<Cow<'static, str>>) -> Result<T, ParseError> {
     Err(ParseError(why.into()))

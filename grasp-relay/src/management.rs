@@ -1,12 +1,13 @@
 //! Administration by key (NIP-86) and by the socket of the machine: both make the same calls, with the same rules.
 //!
-//! `grasp_core::management` says who may call what. [`Management`] proves the caller, carries out what concerns the
+//! `rules` says who may call what. [`Management`] proves the caller, carries out what concerns the
 //! policy, roles and texts on the [`PolicyStore`], and passes the rest to the [`ManagedServer`].
 
 mod changes;
 mod http;
 mod preview;
 mod reads;
+pub mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -14,12 +15,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
-use grasp_core::http_auth::HttpAuth;
-use grasp_core::management::{
+use crate::management::rules::{
     Actor, Caller, Facts, Proof, Rank, Refusal, RelayText, RepoQuery, Request, SessionKey,
     authorize,
 };
+use futures_util::future::BoxFuture;
+use grasp_core::http_auth::HttpAuth;
 use grasp_core::policy::PolicySubject;
 use grasp_core::quota::QuotaSubject;
 use grasp_core::{ParseError, RepoId, ServiceIdentity};

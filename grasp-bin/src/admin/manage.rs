@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use grasp_core::management::{Method, Request};
+use grasp_relay::management::rules::{Method, Request};
 use grasp_relay::web::figures::UsageReport;
 use grasp_relay::web::{format_age, format_bytes};
 use serde_json::Value;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use grasp_core::management::Facts;
+use grasp_relay::management::rules::Facts;
 use grasp_relay::management::{Management, ManagementParts};
 
 use super::Base;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use grasp_core::RepoId;
-use grasp_core::management::{
+use crate::management::rules::{
     AuthorizedCall, Call, Refusal, Request, RoleId, RoleInfo, judge_restore,
 };
+use grasp_core::RepoId;
 use nostr::types::Timestamp;
 use serde_json::{Value, json};
 

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::management::rules::{Refusal, Request, response};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request as HttpRequest, State};
 use axum::http::header::{
@@ -15,7 +16,6 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{MethodRouter, post};
 use grasp_core::Mono;
 use grasp_core::http_auth::{HttpAuthRule, judge_header};
-use grasp_core::management::{Refusal, Request, response};
 use grasp_core::resources::{Claimant, ClientNetwork};
 use grasp_purgatory::resources::SharedPool;
 use lru::LruCache;

@@ -1,6 +1,6 @@
 //! What a change would do, said before it is made.
 
-use grasp_core::management::Call;
+use crate::management::rules::Call;
 use grasp_core::policy::PolicySubject;
 use serde_json::{Value, json};
 

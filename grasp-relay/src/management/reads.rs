@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use grasp_core::management::{
+use crate::management::rules::{
     Actor, AuditQuery, AuthorizedCall, Call, Caller, Facts, Method, allowed_kinds,
 };
 use grasp_core::policy::{PolicyList, PolicySubject};

@@ -1,6 +1,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::management::rules::Method;
 use axum::body::Body;
 use axum::extract::Request as HttpRequest;
 use axum::http::StatusCode;
@@ -9,7 +10,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bitcoin_hashes::sha256;
 use futures_util::FutureExt as _;
-use grasp_core::management::Method;
 use grasp_core::resources::ClientNetwork;
 use grasp_core::{Mono, Now};
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use grasp_core::management::RelayText;
+use crate::management::rules::RelayText;
 use tokio::sync::watch;
 
 use super::RelayInfo;

@@ -5,7 +5,7 @@ mod read;
 
 use anyhow::Result;
 use clap::Subcommand;
-use grasp_core::management::{Method, Request};
+use grasp_relay::management::rules::{Method, Request};
 use serde_json::Value;
 
 use self::change::Change;
@@ -42,7 +42,7 @@ fn call(method: Method, params: Value) -> Request {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use grasp_core::management::Call;
+    use grasp_relay::management::rules::Call;
     use nostr::event::EventId;
     use serde_json::json;
 

@@ -2,8 +2,8 @@
 
 use clap::Subcommand;
 use grasp_core::RepoId;
-use grasp_core::management::{Method, Request, RoleId};
 use grasp_core::quota::QuotaSubject;
+use grasp_relay::management::rules::{Method, Request, RoleId};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
 use serde_json::json;

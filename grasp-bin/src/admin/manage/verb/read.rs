@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use clap::Subcommand;
 use grasp_core::RepoId;
-use grasp_core::management::{AuditQuery, Method, RepoQuery, RepoState, Request};
+use grasp_relay::management::rules::{AuditQuery, Method, RepoQuery, RepoState, Request};
 use nostr::key::PublicKey;
 use serde_json::{Value, json};
 

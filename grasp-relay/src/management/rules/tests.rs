@@ -3,8 +3,8 @@ use nostr::types::Timestamp;
 use serde_json::json;
 
 use super::*;
-use crate::policy::PolicySubject;
-use crate::repo::RepoId;
+use grasp_core::RepoId;
+use grasp_core::policy::PolicySubject;
 
 const OPERATOR: u8 = 1;
 const SERVICE: u8 = 2;
@@ -322,7 +322,7 @@ fn a_preview_is_judged_as_the_call_itself() {
 
 #[test]
 fn a_repository_is_named_by_owner_name_or_both() {
-    let npub = crate::service::npub(&key(STRANGER));
+    let npub = grasp_core::service::npub(&key(STRANGER));
     let repo = RepoId::new(key(STRANGER), "x".parse().unwrap());
     for (text, expected) in [
         (npub.clone(), PolicySubject::BannedAuthor(key(STRANGER))),

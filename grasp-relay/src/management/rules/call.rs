@@ -8,10 +8,11 @@ use super::Request;
 use super::method::Method;
 use super::params::Params;
 use super::roles::{RoleId, RoleInfo};
-use crate::policy::{PolicyList, PolicySubject};
-use crate::quota::QuotaSubject;
-use crate::repo::RepoId;
-use crate::text::{ParseError, invalid};
+use super::text::invalid;
+use grasp_core::ParseError;
+use grasp_core::RepoId;
+use grasp_core::policy::{PolicyList, PolicySubject};
+use grasp_core::quota::QuotaSubject;
 
 /// A method with its parameters. Methods with the same kind of effect are one variant.
 #[derive(Clone, Debug, PartialEq, Eq)]

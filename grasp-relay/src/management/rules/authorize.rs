@@ -9,9 +9,9 @@ use nostr::key::PublicKey;
 
 use super::call::{Call, RelayText};
 use super::roles::{Rank, RoleId};
-use crate::kinds;
-use crate::policy::PolicySubject;
-use crate::repo::RepoId;
+use grasp_core::RepoId;
+use grasp_core::kinds;
+use grasp_core::policy::PolicySubject;
 
 /// The party that calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

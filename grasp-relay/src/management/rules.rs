@@ -5,7 +5,7 @@
 //! ```
 //!
 //! ```
-//! use grasp_core::management::{Actor, Caller, Facts, Proof, Refusal, Request, authorize};
+//! use grasp_relay::management::rules::{Actor, Caller, Facts, Proof, Refusal, Request, authorize};
 //! use nostr::key::PublicKey;
 //!
 //! let operator = PublicKey::from_byte_array([1; 32]);
@@ -24,6 +24,7 @@ mod roles;
 mod session;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -35,7 +36,8 @@ pub use self::call::{AuditQuery, Call, RelayText, RepoQuery, RepoState};
 pub use self::method::{Method, MethodInfo};
 pub use self::roles::{Rank, RoleId, RoleInfo};
 pub use self::session::SessionKey;
-use crate::text::{ParseError, invalid};
+use self::text::invalid;
+use grasp_core::ParseError;
 
 /// A request as it was sent, with unread parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

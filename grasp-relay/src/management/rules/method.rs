@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Rank;
-use crate::text::{ParseError, invalid};
+use super::text::invalid;
+use grasp_core::ParseError;
 
 /// What is known of a method without a call of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,13 @@
 //! Ranks and roles.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::text::{ParseError, invalid, validated_text};
+use super::text::invalid;
+use grasp_core::ParseError;
 
 /// How much a key may do; each rank may do what those before it may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +50,8 @@ impl fmt::Display for Rank {
 }
 
 /// The id of a role. `observer`, `moderator` and `admin` exist without being created; `operator` is a setting.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct RoleId(Arc<str>);
 
 impl RoleId {
@@ -61,6 +64,11 @@ impl RoleId {
         Ok(Self(text.into()))
     }
 
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Returns whether the role has rights, so that it is neither created nor deleted.
     pub fn is_built_in(&self) -> bool {
         matches!(
@@ -70,7 +78,31 @@ impl RoleId {
     }
 }
 
-validated_text!(RoleId);
+impl FromStr for RoleId {
+    type Err = ParseError;
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<String> for RoleId {
+    type Error = ParseError;
+    fn try_from(text: String) -> Result<Self, ParseError> {
+        Self::new(&text)
+    }
+}
+
+impl From<RoleId> for String {
+    fn from(id: RoleId) -> Self {
+        id.as_str().to_owned()
+    }
+}
+
+impl fmt::Display for RoleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// What people see of a role.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use bitcoin_hashes::{Hash as _, HashEngine as _, sha256};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-use crate::text::{hex_bytes, parse_pubkey};
+use super::text::{hex_bytes, parse_pubkey};
 
 /// The key that tokens are made with. It is never shown.
 #[derive(Clone)]

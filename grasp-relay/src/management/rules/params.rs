@@ -8,10 +8,11 @@ use nostr::key::PublicKey;
 use serde_json::Value;
 
 use super::roles::{RoleId, RoleInfo};
-use crate::policy::{PolicyList, PolicySubject};
-use crate::quota::QuotaSubject;
-use crate::repo::{Identifier, RepoId};
-use crate::text::{ParseError, invalid, parse_event_id};
+use super::text::{invalid, parse_event_id};
+use grasp_core::ParseError;
+use grasp_core::policy::{PolicyList, PolicySubject};
+use grasp_core::quota::QuotaSubject;
+use grasp_core::{Identifier, RepoId};
 
 /// Largest reason in bytes.
 const MAX_REASON_BYTES: usize = 500;
