@@ -506,7 +506,7 @@ fn the_commands_of_the_settings_reference_work() {
 }
 
 /// Pages all of whose commands are executed by a test of this file.
-const TESTED_PAGES: [&str; 12] = [
+const TESTED_PAGES: [&str; 15] = [
     "../README.md",
     "tutorial/first-repository.md",
     "how-to/backup.md",
@@ -514,10 +514,13 @@ const TESTED_PAGES: [&str; 12] = [
     "how-to/embed.md",
     "how-to/migrate.md",
     "how-to/mirror.md",
+    "how-to/moderate.md",
     "how-to/monitor.md",
+    "how-to/public-server.md",
     "how-to/quotas.md",
     "how-to/repair.md",
     "how-to/several-machines.md",
+    "how-to/team.md",
     "reference/configuration.md",
 ];
 
