@@ -47,9 +47,7 @@ pub const CI_RESULT: Kind = Kind::from_u16(9_842);
 /// A user's list of GRASP servers.
 pub const GRASP_LIST: Kind = Kind::GitUserGraspList;
 /// A user's list of private GRASP servers, encrypted.
-pub const PRIVATE_GRASP_LIST: Kind = Kind::from_u16(10_318);
-/// A user's list of relays (NIP-65).
-pub const RELAY_LIST: Kind = Kind::RelayList;
+pub(crate) const PRIVATE_GRASP_LIST: Kind = Kind::from_u16(10_318);
 /// NIP-09 deletion request.
 pub const DELETION: Kind = Kind::EventDeletion;
 /// NIP-62 request to vanish.
@@ -167,7 +165,7 @@ pub const OUTBOX_KINDS: [Kind; 18] = [
     Kind::GitStatusClosed,
     Kind::GitStatusDraft,
     Kind::Reaction,
-    RELAY_LIST,
+    Kind::RelayList,
 ];
 
 /// Kinds that authenticate to one server at one time, and are never stored.
@@ -188,7 +186,7 @@ mod tests {
     fn outbox_kinds_are_those_of_sync_of_participation_and_relay_lists() {
         let mut all = SELF_SUBSCRIPTION_KINDS.to_vec();
         all.extend(PARTICIPATION_KINDS);
-        all.push(RELAY_LIST);
+        all.push(Kind::RelayList);
         assert!(all.iter().all(|kind| OUTBOX_KINDS.contains(kind)));
         assert!(OUTBOX_KINDS.iter().all(|kind| all.contains(kind)));
     }

@@ -13,15 +13,15 @@ mod waiting;
 
 use std::collections::BTreeSet;
 
-use nostr::event::Event;
+use nostr::event::{Event, Kind};
 use percent_encoding::percent_decode_str;
 
 use crate::outbound::{OutboundPolicy, Provenance};
 use crate::repo::UrlParts;
-use crate::{RelayUrl, ServiceIdentity, kinds};
+use crate::{RelayUrl, ServiceIdentity};
 
 pub use self::fact::{Fact, Named};
-pub use self::people::{MAX_DESCENDANTS, MAX_THREADS_PER_AUTHOR, People, ThreadNo};
+pub use self::people::{People, ThreadNo};
 
 /// The mailboxes of a user: the relays of a relay list (kind 10002, NIP-65) that may be asked.
 ///
@@ -64,7 +64,7 @@ impl Mailboxes {
         operator: &BTreeSet<RelayUrl>,
     ) -> Self {
         let mut mailboxes = Self::default();
-        if list.kind != kinds::RELAY_LIST {
+        if list.kind != Kind::RelayList {
             return mailboxes;
         }
         for tag in list.tags.iter().filter(|tag| tag.kind() == "r") {

@@ -20,10 +20,10 @@ mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::outbox::{Fact, Mailboxes, People};
-use grasp_core::{Mono, RelayUrl, Version, kinds};
+use grasp_core::{Mono, RelayUrl, Version};
 
 use self::authors::{Author, Authors, Standing};
 use self::cycles::Cycles;
@@ -154,7 +154,7 @@ impl Outbox {
     }
 
     fn listed(&mut self, now: Mono, list: &Event) {
-        if list.kind != kinds::RELAY_LIST {
+        if list.kind != Kind::RelayList {
             return;
         }
         let author = list.pubkey;

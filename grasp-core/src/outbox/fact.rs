@@ -72,7 +72,7 @@ impl Fact {
                 maintainers,
             });
         }
-        if event.kind == kinds::RELAY_LIST || !kinds::OUTBOX_KINDS.contains(&event.kind) {
+        if event.kind == Kind::RelayList || !kinds::OUTBOX_KINDS.contains(&event.kind) {
             return None;
         }
         let named = References::of(event);

@@ -12,10 +12,6 @@ use super::waiting::{Descendant, Waiting};
 use super::{Fact, Named};
 use crate::{RepoId, Version};
 
-/// Events below one root by which users take part.
-pub const MAX_DESCENDANTS: usize = 500;
-/// Threads per author that are asked for, the newest.
-pub const MAX_THREADS_PER_AUTHOR: usize = 256;
 /// Maximum number of authors; the last of them only for maintainers.
 const MAX_AUTHORS: usize = 20_000;
 /// Authors above which only maintainers are added.
@@ -107,6 +103,11 @@ struct Author {
 }
 
 impl People {
+    /// Events below one root by which users take part.
+    pub const MAX_DESCENDANTS: usize = 500;
+    /// Threads per author that are asked for, the newest.
+    pub const MAX_THREADS_PER_AUTHOR: usize = 256;
+
     /// Applies a fact. Returns the users for whom anything may have changed that decides whether they are asked for, or
     /// by what.
     pub fn apply(&mut self, fact: Fact) -> BTreeSet<PublicKey> {
@@ -166,12 +167,12 @@ impl People {
         })
     }
 
-    /// Returns the newest threads that a user takes part in, up to [`MAX_THREADS_PER_AUTHOR`].
+    /// Returns the newest threads that a user takes part in, up to [`Self::MAX_THREADS_PER_AUTHOR`].
     pub fn threads_of(&self, author: &PublicKey) -> impl Iterator<Item = ThreadNo> {
         let threads = self.authors.get(author).into_iter();
         let threads = threads.flat_map(|author| author.threads.iter().rev());
         threads
-            .take(MAX_THREADS_PER_AUTHOR)
+            .take(Self::MAX_THREADS_PER_AUTHOR)
             .map(|(_, number)| *number)
     }
 
@@ -335,7 +336,7 @@ impl People {
         let Some(thread) = self.threads.get_mut(&number) else {
             return false;
         };
-        if thread.descendants.len() >= MAX_DESCENDANTS {
+        if thread.descendants.len() >= Self::MAX_DESCENDANTS {
             return false;
         }
         // Most threads are short.

@@ -462,7 +462,7 @@ impl Following {
         let fact = match news {
             News::CaughtUp => return Some(outbox::Input::CaughtUp),
             News::Lost => return Some(outbox::Input::Lost),
-            News::Accepted(event) if event.kind == kinds::RELAY_LIST => {
+            News::Accepted(event) if event.kind == Kind::RelayList => {
                 return Some(outbox::Input::Listed(Arc::clone(event)));
             }
             News::Accepted(event) if event.kind == kinds::ANNOUNCEMENT => {

@@ -165,9 +165,7 @@ impl Worker {
 
     /// Offers events to the local relay.
     async fn offer(&mut self, source: &RelayUrl, events: Vec<Event>) -> FetchOutcome {
-        let lists = events
-            .iter()
-            .filter(|event| event.kind == kinds::RELAY_LIST);
+        let lists = events.iter().filter(|event| event.kind == Kind::RelayList);
         let lists: BTreeMap<_, _> = lists.map(|list| (list.id, list.pubkey)).collect();
         let mut accepted = BTreeSet::new();
         let mut found = BTreeSet::new();

@@ -186,7 +186,7 @@ fn only_authors_whose_part_changes_are_reported() {
 
 #[test]
 fn the_newest_threads_of_an_author_are_asked_for() {
-    let most = MAX_THREADS_PER_AUTHOR as u32;
+    let most = People::MAX_THREADS_PER_AUTHOR as u32;
     let mut people = after([announced(1, &[])]);
     for n in 1..=most + 5 {
         people.apply(root(n, 3, 1));
@@ -196,10 +196,10 @@ fn the_newest_threads_of_an_author_are_asked_for() {
         .into_iter()
         .filter_map(|one| people.root(one))
         .collect();
-    assert_eq!(roots.len(), MAX_THREADS_PER_AUTHOR);
+    assert_eq!(roots.len(), People::MAX_THREADS_PER_AUTHOR);
     assert_eq!((roots[0], roots[255]), (id(most + 5), id(6)));
     let of_repo: Vec<_> = people.threads_of_repo(&repo(1), None).collect();
-    assert_eq!(of_repo.len(), MAX_THREADS_PER_AUTHOR + 5);
+    assert_eq!(of_repo.len(), People::MAX_THREADS_PER_AUTHOR + 5);
     let of_one = repo(1);
     let rest = people.threads_of_repo(&of_one, Some(of_repo[99]));
     assert_eq!(rest.collect::<Vec<_>>(), of_repo[100..]);
@@ -208,13 +208,13 @@ fn the_newest_threads_of_an_author_are_asked_for() {
 #[test]
 fn a_thread_has_a_limited_number_of_descendants() {
     let mut people = after([announced(1, &[]), root(1, 3, 1)]);
-    for n in 2..=MAX_DESCENDANTS as u32 + 1 {
+    for n in 2..=People::MAX_DESCENDANTS as u32 + 1 {
         people.apply(answer(n, 4, n - 1));
     }
     people.apply(answer(9_999, 5, 1));
     assert_eq!(eligible(&people), [1, 3, 4]);
     let thread = people.threads_of(&key(3)).next().unwrap();
-    assert_eq!(people.descendants(thread).count(), MAX_DESCENDANTS);
+    assert_eq!(people.descendants(thread).count(), People::MAX_DESCENDANTS);
 }
 
 #[test]
