@@ -21,6 +21,8 @@
 //! let mut wanted = ROOT_KINDS.iter().chain(&REPLY_KINDS).chain(&named_by_others);
 //! assert!(wanted.all(|kind| SELF_SUBSCRIPTION_KINDS.contains(kind)));
 //! assert!(COMMON_REPO_KINDS.contains(&DELETION) && PARTICIPATION_KINDS.contains(&ISSUE));
+//! // If the relays of users are asked too, it delivers the kinds by which users take part.
+//! assert!(SELF_SUBSCRIPTION_KINDS.iter().chain(&PARTICIPATION_KINDS).all(|kind| OUTBOX_KINDS.contains(kind)));
 //! // What is stored of an author who takes part, from anybody, and never.
 //! assert!(PROFILE_KINDS.iter().all(|kind| is_replaceable(*kind)));
 //! assert!(UNCONDITIONAL_KINDS.contains(&VANISH) && NEVER_STORED_KINDS.iter().all(|kind| !is_replaceable(*kind)));

@@ -6,6 +6,53 @@
 //! ```
 //!
 //! Anyone can publish a relay list with any addresses in it, so that only usable ones are kept, and few of them.
+//!
+//! ```
+//! use std::collections::BTreeSet;
+//! use grasp_core::outbound::OutboundPolicy;
+//! use grasp_core::outbox::{Fact, Mailboxes, Named, People, ThreadNo};
+//! use grasp_core::{RepoId, Version};
+//! use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
+//! use nostr::key::Keys;
+//! use nostr::types::Timestamp;
+//!
+//! let [owner, author, commenter] = [(); 3].map(|()| Keys::generate());
+//! let repo: RepoId = format!("30617:{}:x", owner.public_key()).parse()?;
+//! let [announcement, issue, comment] = [1, 2, 3].map(|n| EventId::from_byte_array([n; 32]));
+//! let at = Timestamp::from_secs(1_700_000_000);
+//!
+//! // A comment on an issue that is not stored yet makes nobody take part.
+//! let mut people = People::default();
+//! people.apply(Fact::Announced {
+//!     repo: repo.clone(),
+//!     version: Version { created_at: at, id: announcement },
+//!     maintainers: [owner.public_key()].into(),
+//! });
+//! people.apply(Fact::Descendant {
+//!     id: comment,
+//!     author: commenter.public_key(),
+//!     coordinate: None,
+//!     names: vec![Named::Event(issue)],
+//! });
+//! assert!(!people.is_eligible(&commenter.public_key()));
+//!
+//! // With the issue, both authors take part.
+//! let changed = people.apply(Fact::Root { id: issue, author: author.public_key(), at, repos: vec![repo.clone()] });
+//! assert_eq!(changed, [author.public_key(), commenter.public_key()].into());
+//! assert!(people.is_eligible(&commenter.public_key()) && !people.has_root(&commenter.public_key()));
+//! let thread: ThreadNo = people.threads_of(&commenter.public_key()).next().expect("that of the issue");
+//! assert_eq!(people.root(thread), Some(issue));
+//! assert!(people.descendants(thread).eq([comment]));
+//!
+//! // So the relay that the commenter writes to is asked for the rest of the thread.
+//! let list = EventBuilder::new(Kind::RelayList, "")
+//!     .tag(Tag::parse(["r", "wss://home.example.com", "write"])?)
+//!     .finalize(&commenter)?;
+//! let own = "us.example.com".parse()?;
+//! let mailboxes = Mailboxes::parse(&list, &own, OutboundPolicy::default(), &BTreeSet::new());
+//! assert!(mailboxes.of_participant().eq([&"wss://home.example.com".parse()?]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod fact;
 mod people;

@@ -19,13 +19,15 @@
 //! use std::time::Duration;
 //! use grasp_core::{ServiceIdentity, Version, kinds};
 //! use grasp_core::sync::{
-//!     CONFIRMED_RETENTION, FilterHash, History, IndexChange, MAX_PROOFS, MAX_SHARED_VALUE_BYTES, Pairs,
+//!     AuthorNeeds, CONFIRMED_RETENTION, FilterHash, History, IndexChange, MAX_PROOFS, MAX_SHARED_VALUE_BYTES, Pairs,
 //!     PendingItems, Proof, ProofSet, ProvenItems, RelayState, RelaySyncNeeds, RepoSyncIndex, RequestBudget, RootId,
 //!     RootSet, SyncDelta, SyncIndex, SyncLevel, build_announcement_filter, build_layer2_and_layer3_filters,
 //!     compute_actions, derive_relay_targets, pack_requests, tagged_one_of_our_repo_event_filters,
-//!     tagged_one_of_our_root_event_filters,
+//!     tagged_one_of_our_root_event_filters, tagged_with_a_coordinate_filters,
 //! };
 //! use nostr::event::EventId;
+//! use nostr::key::PublicKey;
+//! use nostr::nips::nip01::Coordinate;
 //! use nostr::types::Timestamp;
 //!
 //! let us: ServiceIdentity = "us.example".parse()?;
@@ -40,16 +42,25 @@
 //!     level: SyncLevel::Full,
 //! };
 //! let root = RootId::from(EventId::from_byte_array([2; 32]));
-//! let opened = IndexChange::RootAdded { root, repos: vec![repo.clone()] };
+//! let author = PublicKey::from_byte_array([3; 32]);
+//! let opened = IndexChange::RootAdded { root, repos: vec![repo.clone()], author: Some(author) };
 //! let changed: SyncDelta = index.apply([announced, opened]);
 //! let relay = changed.discovered.first().expect("a relay to ask").clone();
 //!
 //! // The target is kept up to date, and equals what follows from the repositories.
 //! let target: RelaySyncNeeds = index.target(&relay).expect("it is wanted");
 //! let repos: &RepoSyncIndex = index.repos();
-//! assert_eq!(derive_relay_targets(repos, &us, &BTreeSet::new()), BTreeMap::from([(relay, target.clone())]));
+//! let derived = derive_relay_targets(repos, &index.authors(), &us, &BTreeSet::new());
+//! assert_eq!(derived, BTreeMap::from([(relay, target.clone())]));
 //! let roots: &RootSet = &target.root_events;
 //! assert!(roots.contains(&root));
+//!
+//! // The relays of an author are asked for the author's roots, and for nothing else.
+//! let home = "wss://home.example".parse()?;
+//! index.apply([IndexChange::AuthorRelays { author, relays: BTreeSet::from([home]) }]);
+//! let authors: BTreeMap<PublicKey, AuthorNeeds> = index.authors();
+//! let at_home = authors[&author].relays.first().and_then(|home| index.target(home)).expect("it is wanted");
+//! assert!(at_home.root_events.contains(&root) && at_home.repos.is_empty());
 //!
 //! // What is neither confirmed nor pending is requested, within the limits of the relay.
 //! let mut state = RelayState::new(false);
@@ -61,6 +72,8 @@
 //! let of_repos = tagged_one_of_our_repo_event_filters([&repo], None, &budget);
 //! let of_roots = tagged_one_of_our_root_event_filters([&root], None, &budget);
 //! assert_eq!(filters, [of_repos, of_roots].concat());
+//! let app = Coordinate { kind: kinds::SOFTWARE, public_key: author, identifier: "app".to_owned() };
+//! assert_eq!(tagged_with_a_coordinate_filters([&app], &budget).len(), 3, "a, A, q");
 //! assert!(repo.to_string().len() <= MAX_SHARED_VALUE_BYTES, "such values share a filter");
 //! assert!(!pack_requests(filters, &budget).is_empty());
 //!

@@ -45,6 +45,56 @@
 //! assert_eq!(PeerReliability::default().uptime(), None);
 //! # let _ = (line, is_suspended, Begun::default());
 //! ```
+//!
+//! A visit fetches once what a relay has for some filters. This relay has nothing:
+//!
+//! ```
+//! use std::collections::VecDeque;
+//! use grasp_sync::core::nostr::event::EventId;
+//! use grasp_sync::core::nostr::filter::Filter;
+//! use grasp_sync::core::nostr::types::Timestamp;
+//! use grasp_sync::core::{Mono, Now};
+//! use grasp_sync::engine::{Config, Frame, Input, Output, RelayFacts, Said, SyncEngine, VisitId, VisitOutcome};
+//!
+//! let mut now = Now::new(Mono::ZERO, Timestamp::from_secs(1_800_000_000));
+//! let mut engine = SyncEngine::new(now, Config::new("us.example".parse()?));
+//! let id = VisitId(1);
+//! let filters = vec![Filter::new().event(EventId::from_byte_array([7; 32]))];
+//! let visit = Input::Visit { relay: "wss://home.example".parse()?, id, filters };
+//! let mut inputs = VecDeque::from([Input::FeedCaughtUp, visit]);
+//! let mut ended = None;
+//! while ended.is_none() {
+//!     let input = match inputs.pop_front() {
+//!         Some(input) => input,
+//!         None => {
+//!             now = now.after(engine.next_deadline().expect("a visit ends") - now.mono);
+//!             Input::Tick
+//!         }
+//!     };
+//!     for output in engine.handle(now, input) {
+//!         match output {
+//!             Output::Connect { relay, conn, .. } => {
+//!                 inputs.push_back(Input::Connected { relay, conn, address: None, facts: RelayFacts::default() });
+//!             }
+//!             Output::FetchInventory { request, .. } => {
+//!                 inputs.push_back(Input::Inventory { request, items: Ok(Vec::new()) });
+//!             }
+//!             // The relay does not compare sets, and is asked for pages then.
+//!             Output::Send { relay, conn, frame: Frame::NegOpen { sub, .. } } => {
+//!                 let said = Said::NegErr { sub, text: "error: negentropy is disabled".to_owned() };
+//!                 inputs.push_back(Input::Heard { relay, conn, said });
+//!             }
+//!             Output::Send { relay, conn, frame: Frame::Subscribe { sub, .. } } => {
+//!                 inputs.push_back(Input::Heard { relay, conn, said: Said::Eose { sub, hint: None } });
+//!             }
+//!             Output::Visited { id, outcome } => ended = Some((id, outcome)),
+//!             _ => {}
+//!         }
+//!     }
+//! }
+//! assert_eq!(ended, Some((id, VisitOutcome::Complete)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod auth;
 mod backlog;

@@ -24,7 +24,8 @@
 //! ```
 //! use std::cell::RefCell;
 //! use grasp_sync::engine::{Report, Source};
-//! use grasp_sync::metrics::{ALL, Metric, MetricKind, MetricSink, record_report, record_status};
+//! use grasp_sync::metrics::{ALL, Metric, MetricKind, MetricSink, record_outbox, record_report, record_status};
+//! use grasp_sync::outbox::OutboxStats;
 //!
 //! #[derive(Default)]
 //! struct Lines(RefCell<Vec<String>>);
@@ -43,8 +44,10 @@
 //! let lines = Lines::default();
 //! record_report(&lines, &Report::Stored { from: Source::Direct, count: 2 });
 //! record_status(&lines, &Default::default());
+//! record_outbox(&lines, Some(OutboxStats { authors: 3, ..OutboxStats::default() }));
 //! assert_eq!(lines.0.borrow()[0], "grasp_sync_events_total[\"direct\"] + 2");
 //! assert!(lines.0.borrow().contains(&"grasp_sync_relays_tracked[] = 0".to_owned()));
+//! assert!(lines.0.borrow().contains(&"grasp_sync_outbox_authors[] = 3".to_owned()));
 //! assert!(ALL.iter().all(|metric| (metric.kind == MetricKind::Counter) == metric.name.ends_with("_total")));
 //! ```
 

@@ -11,6 +11,65 @@
 //! A pure machine beside the [engine](crate::engine). It asks for nobody but the users who take part in served
 //! repositories ([`People`]), uses only relay lists that the local relay has stored, and does nothing before the feed has
 //! delivered those. Without such users it has no deadline.
+//!
+//! ```
+//! use std::collections::{BTreeSet, VecDeque};
+//! use std::sync::Arc;
+//! use grasp_sync::core::nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
+//! use grasp_sync::core::nostr::key::Keys;
+//! use grasp_sync::core::nostr::types::Timestamp;
+//! use grasp_sync::core::outbox::Fact;
+//! use grasp_sync::core::{Mono, Version};
+//! use grasp_sync::outbox::{FetchOutcome, Input, Outbox, OutboxConfig, OutboxStats, Output, TaskId};
+//!
+//! // A user has a repository here. Other relays have a list of the user's relays.
+//! let keys = Keys::generate();
+//! let user = keys.public_key();
+//! let announced = Fact::Announced {
+//!     repo: format!("30617:{user}:x").parse()?,
+//!     version: Version { created_at: Timestamp::from_secs(1), id: EventId::from_byte_array([1; 32]) },
+//!     maintainers: [user].into(),
+//! };
+//! let list = EventBuilder::new(Kind::RelayList, "").tag(Tag::parse(["r", "wss://home.example.com"])?);
+//! let list = Arc::new(list.finalize(&keys)?);
+//!
+//! let mut config = OutboxConfig::new("us.example.com".parse()?);
+//! config.index_relays.push("wss://index.example.com".parse()?);
+//! let mut outbox = Outbox::new(config);
+//! let mut now = Mono::ZERO;
+//! let mut inputs = VecDeque::from([Input::Learnt(announced), Input::CaughtUp]);
+//! let mut fetched: Vec<TaskId> = Vec::new();
+//! let mut visited = None;
+//! while visited.is_none() {
+//!     let input = match inputs.pop_front() {
+//!         Some(input) => input,
+//!         None => {
+//!             now = outbox.next_deadline().expect("a user takes part");
+//!             Input::Tick
+//!         }
+//!     };
+//!     for output in outbox.handle(now, input) {
+//!         match output {
+//!             // The relay sends the list, and the local relay stores it.
+//!             Output::Fetch { id, authors, .. } => {
+//!                 let found = BTreeSet::from_iter(authors);
+//!                 let outcome = FetchOutcome::Complete { accepted: found.clone(), found };
+//!                 inputs.extend([Input::Listed(Arc::clone(&list)), Input::Fetched { id, outcome }]);
+//!                 fetched.push(id);
+//!             }
+//!             // The engine fetches history there; its end is `Input::Visited`.
+//!             Output::Visit { relay, filters, .. } => visited = Some((relay, filters)),
+//!             Output::Follow { .. } | Output::EndVisit { .. } => {}
+//!         }
+//!     }
+//! }
+//! let (relay, filters) = visited.expect("the loop ends with it");
+//! assert_eq!(relay, "wss://home.example.com".parse()?);
+//! assert!(!filters.is_empty() && !fetched.is_empty());
+//! let stats: OutboxStats = outbox.stats();
+//! assert_eq!((stats.authors, stats.relays, stats.workers), (1, 1, 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod authors;
 mod cycles;

@@ -24,6 +24,28 @@ pub enum RelatedQuestion {
 /// the owners of served repositories that one of these maintains, and those who list it, directly or by others.
 ///
 /// Each key has a share of its own, so that many others who list one of them hide nothing that another one leads to.
+///
+/// ```
+/// use std::collections::{BTreeMap, BTreeSet};
+/// use grasp_core::maintainers::{RelatedKeys, RelatedQuestion};
+/// use nostr::key::PublicKey;
+///
+/// let [key, listed, owner, lister] = [1, 2, 3, 4].map(|n| PublicKey::from_byte_array([n; 32]));
+/// // The listed key maintains a repository of the owner; another announcement lists the key.
+/// let maintained = BTreeMap::from([(listed, vec![owner])]);
+/// let listing = BTreeMap::from([(key, vec![lister])]);
+///
+/// let mut related = RelatedKeys::new(key, &BTreeSet::from([listed]));
+/// while let Some(question) = related.next_question() {
+///     let (known, of, most) = match question {
+///         RelatedQuestion::Maintained(of, most) => (&maintained, of, most),
+///         RelatedQuestion::Listing(of, most) => (&listing, of, most),
+///     };
+///     let keys = known.get(&of).into_iter().flatten().take(most);
+///     related.answer(question, keys.copied().collect());
+/// }
+/// assert_eq!(related.into_found(), [key, listed, owner, lister]);
+/// ```
 #[derive(Clone, Debug)]
 pub struct RelatedKeys {
     found: Vec<PublicKey>,
