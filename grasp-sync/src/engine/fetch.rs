@@ -564,7 +564,8 @@ impl Session {
     /// again.
     fn not_listed(&mut self, ctx: &mut Context<'_>, id: JobId, why: Option<InventoryFailed>) {
         let purpose = self.backlog.batch_of(id).map(|batch| batch.purpose);
-        match purpose.is_some_and(Purpose::is_history) {
+        let goes_on = purpose.is_some_and(|it| it.is_history() || matches!(it, Purpose::Visit(_)));
+        match goes_on {
             true => self.step(ctx, id, |job| job.not_listed(why)),
             false => self.fail(ctx, id),
         }

@@ -2,7 +2,7 @@
 
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
-use grasp_sync::engine::{Frame, Input, Report, Said, VisitId, VisitOutcome};
+use grasp_sync::engine::{Frame, Input, InventoryFailed, Report, Said, VisitId, VisitOutcome};
 
 use crate::setup::{By, HOUR, MINUTE, Setup, by, defaults, secs};
 use crate::sim::START;
@@ -253,4 +253,18 @@ fn what_the_local_relay_loses_is_visited_for_again() {
     setup.sim.handle(Input::FeedLost);
     setup.run(HOUR);
     assert_eq!((setup.here(), setup.sim.visited.len()), (32, 1));
+}
+
+#[test]
+fn a_visit_goes_on_by_pages_if_what_is_here_cannot_be_listed() {
+    let script = Script {
+        neg: Neg::Speaks,
+        ..Script::default()
+    };
+    let (mut setup, filter) = setup(script, 30);
+    setup.sim.local.not_listed = Some(InventoryFailed::TooLarge);
+    visit(&mut setup, 1, 1, vec![filter]);
+    setup.run(10 * MINUTE);
+    assert_eq!(setup.here(), 32);
+    assert_eq!(setup.sim.visited, [(VisitId(1), COMPLETE)]);
 }
