@@ -33,8 +33,7 @@ use crate::clock::Clock;
 use crate::nostr::InfoOwner;
 use crate::policy::PolicyOwner;
 use crate::server::NodeKey;
-use crate::store::StoreError;
-use crate::store::policy::PolicyStore;
+use crate::store::{Store, StoreError};
 
 /// What administration needs of the server beside its policy.
 pub trait ManagedServer: Send + Sync + 'static {
@@ -87,7 +86,7 @@ pub struct ManagementParts {
     /// What rights follow from, without the roles, which are in the database.
     pub facts: Facts,
     /// The database.
-    pub store: Arc<dyn PolicyStore>,
+    pub store: Arc<dyn Store>,
     /// The policy.
     pub policy: Arc<PolicyOwner>,
     /// The texts of NIP-11.

@@ -5,7 +5,11 @@ use std::collections::BTreeSet;
 use crate::management::rules::{
     AuthorizedCall, Call, Refusal, Request, RoleId, RoleInfo, judge_restore,
 };
-use grasp_core::RepoId;
+use futures_util::TryStreamExt as _;
+use grasp_core::policy::PolicySubject;
+use grasp_core::{RepoId, kinds};
+use nostr::event::EventId;
+use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use serde_json::{Value, json};
 
@@ -79,7 +83,7 @@ impl Management {
     }
 
     /// Checks what depends on the database.
-    async fn check(&self, call: &Call) -> Result<(), CallError> {
+    pub(super) async fn check(&self, call: &Call) -> Result<(), CallError> {
         let problem = match call {
             Call::RestoreRepo(repo) => {
                 let rows = self.0.parts.store.held_repos().await?;
@@ -99,11 +103,36 @@ impl Management {
                 let exists = id.is_built_in() || self.has_role(id).await?;
                 (!exists).then_some("there is no such role; `createrole` creates it")
             }
+            Call::Add(_, PolicySubject::BannedEvent(id), _) => {
+                self.check_event(*id).await?;
+                None
+            }
             _ => None,
         };
         match problem {
             Some(problem) => Err(CallError::Failed(problem.to_owned())),
             None => Ok(()),
+        }
+    }
+
+    /// Checks whether an event may be banned. Without its announcement or state a repository would be none, and its git
+    /// data be removed for good. What is hidden cannot be read, so it might be such an event.
+    async fn check_event(&self, id: EventId) -> Result<(), CallError> {
+        let parts = &self.0.parts;
+        let found = vec![Filter::new().id(id)];
+        let mut found = parts.store.query(found, parts.clock.now().unix);
+        while let Some(chunk) = found.try_next().await? {
+            for stored in chunk {
+                let event = stored.event()?;
+                if [kinds::ANNOUNCEMENT, kinds::STATE].contains(&event.kind) {
+                    return Err(Refusal::MakesRepository.into());
+                }
+            }
+        }
+        let is_banned = parts.policy.live().now().bans.events.contains(&id);
+        match !is_banned && parts.store.hidden(vec![id]).await?.contains(&id) {
+            true => Err(Refusal::Hidden.into()),
+            false => Ok(()),
         }
     }
 

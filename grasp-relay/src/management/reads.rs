@@ -39,7 +39,10 @@ impl Management {
             Call::Status => parts.server.status().await,
             Call::ListRepos(query) => parts.server.repositories(query.clone()).await,
             Call::GetUsage(owner) => parts.server.usage(*owner).await,
-            Call::Preview(inner) => self.preview(inner).await,
+            Call::Preview(inner) => {
+                self.check(inner).await?;
+                self.preview(inner).await
+            }
             Call::ListEntries(_, lists) => Ok(self.entries(lists).await?),
             Call::ListAllowedKinds => Ok(self.kinds()),
             Call::ListHeld => Ok(self.held().await?),

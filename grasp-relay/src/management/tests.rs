@@ -71,6 +71,7 @@ struct Trial {
     management: Management,
     operator: Keys,
     now: Arc<Mutex<Now>>,
+    service: Keys,
     _dir: tempfile::TempDir,
 }
 
@@ -94,10 +95,11 @@ impl Trial {
         let clock = Arc::clone(&now);
         let service: ServiceIdentity = "git.example/m".parse().unwrap();
         let policy = grasp_core::admission::Policy::new(service.clone());
+        let service_keys = Keys::generate();
         let facts = Facts {
             operator: Some(operator.public_key()),
             fixed: [(RelayText::Icon, "grasp.toml, line 3".to_owned())].into(),
-            ..Facts::of_service(Keys::generate().public_key())
+            ..Facts::of_service(service_keys.public_key())
         };
         let parts = ManagementParts {
             service,
@@ -113,6 +115,7 @@ impl Trial {
             management: Management::new(parts).unwrap(),
             operator,
             now,
+            service: service_keys,
             _dir: dir,
         }
     }
@@ -195,6 +198,18 @@ impl Trial {
             (text("actor"), text("method"), row.get("error").is_some())
         });
         rows.collect()
+    }
+
+    /// Stores an event of a key, and returns its id.
+    async fn stored(&self, by: &Keys, kind: u16) -> String {
+        let tags = [Tag::parse(["d", "x"]).unwrap()];
+        let event = EventBuilder::new(Kind::from_u16(kind), "").tags(tags);
+        let event = event.custom_created_at(self.unix()).finalize(by).unwrap();
+        let id = event.id.to_hex();
+        let store = &self.management.0.parts.store;
+        let saved = store.save(vec![Arc::new(event)], self.unix()).await;
+        assert_eq!(saved.unwrap(), [grasp_core::admission::Outcome::Stored]);
+        id
     }
 
     async fn with_role(&self, role: &str) -> Keys {
@@ -626,4 +641,52 @@ async fn users_of_the_machine_call_as_the_operator_and_are_logged_by_number() {
     assert!(refused.unwrap_err().contains("the operator"));
     let actors: Vec<String> = trial.audit().await.into_iter().map(|row| row.0).collect();
     assert_eq!(actors, ["local:1000", "local:1000", "local:1000"]);
+}
+
+#[tokio::test]
+async fn events_that_make_a_repository_are_not_banned() {
+    let trial = Trial::new().await;
+    let (operator, author) = (&trial.operator, Keys::generate());
+    for kind in [30_617, 30_618] {
+        let id = trial.stored(&author, kind).await;
+        let error = trial.error(operator, "banevent", json!([id])).await;
+        assert!(error.contains("grasp.banrepo"), "{kind}: {error}");
+        let preview = json!(["banevent", [id]]);
+        let error = trial.error(operator, "grasp.preview", preview).await;
+        assert!(error.contains("grasp.banrepo"), "{kind}: {error}");
+    }
+    let note = trial.stored(&author, 1).await;
+    trial.result(operator, "banevent", json!([note])).await;
+    assert_eq!(
+        trial
+            .management
+            .0
+            .parts
+            .policy
+            .live()
+            .now()
+            .bans
+            .events
+            .len(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn an_event_that_another_ban_hides_is_not_banned() {
+    let trial = Trial::new().await;
+    let (operator, author) = (&trial.operator, Keys::generate());
+    let id = trial.stored(&author, 30_617).await;
+    let store = &trial.management.0.parts.store;
+    let cause = grasp_core::policy::HiddenCause::Author(author.public_key());
+    let until = trial.unix() + Duration::from_secs(60);
+    assert!(
+        store
+            .hide(cause, until, trial.unix())
+            .await
+            .unwrap()
+            .is_done
+    );
+    let error = trial.error(operator, "banevent", json!([id])).await;
+    assert!(error.contains("hides this event already"), "{error}");
 }

@@ -157,6 +157,10 @@ pub enum Refusal {
     OperatorRole,
     #[error("it is not held here; what its author deleted, only its author brings back")]
     NotHeld,
+    #[error("this event makes a repository; ban or hold the repository instead: grasp.banrepo")]
+    MakesRepository,
+    #[error("a ban or hold of its author or repository hides this event already")]
+    Hidden,
 }
 
 impl Refusal {

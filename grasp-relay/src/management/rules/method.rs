@@ -90,7 +90,7 @@ methods! {
     ListAllowedPubkeys "listallowedpubkeys" Observer read "[]" "[{pubkey, reason, since, by, fixed}]"
         "Lists allowed owners.";
     BanEvent "banevent" Moderator change "[id, reason?]" "true"
-        "Refuses an event, and hides it if it is stored.";
+        "Refuses an event, and hides it if it is stored. Not of announcements and states: ban or hold their repository.";
     AllowEvent "allowevent" Moderator change "[id, reason?]" "true"
         "Ends that, and restores the event.";
     ListBannedEvents "listbannedevents" Observer read "[]" "[{id, reason, since, by, fixed}]"
