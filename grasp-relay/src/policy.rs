@@ -13,7 +13,7 @@ pub use grasp_purgatory::driver::LivePolicy;
 use tokio::sync::{Mutex, watch};
 use tokio::time::MissedTickBehavior;
 
-pub use self::enforcer::{Enforcer, KEEP_HIDDEN};
+pub use self::enforcer::{Enforced, Enforcer, KEEP_HIDDEN};
 use crate::store::StoreError;
 use crate::store::policy::PolicyStore;
 

@@ -12,6 +12,7 @@ use grasp_core::admission::Policy;
 use grasp_core::nip34::Announcement;
 use grasp_core::policy::HiddenCause;
 use grasp_core::{RepoId, kinds};
+use nostr::event::EventId;
 use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
@@ -55,10 +56,10 @@ impl Enforcer {
     /// Enforces the policy and each change of it, for as long as it is polled.
     pub async fn run(self) {
         let mut live = self.policy.live();
-        let mut enforced: Option<Arc<Policy>> = None;
+        let mut enforced = Enforced::default();
         loop {
             let policy = live.latest();
-            if let Err(error) = self.enforce(enforced.as_deref()).await {
+            if let Err(error) = self.enforce(&mut enforced).await {
                 tracing::warn!(%error, "could not hide or restore events; trying again");
                 tokio::time::sleep(RETRY_DELAY).await;
                 continue;
@@ -67,9 +68,12 @@ impl Enforcer {
                 _ = live.next() => continue,
                 () = tokio::time::sleep(SECOND_LOOK) => {}
             }
-            match self.enforce(enforced.as_deref()).await {
+            match self.enforce(&mut enforced).await {
                 Ok(()) => {
-                    enforced = Some(policy);
+                    // A change during the look may have ended a cause that holds again now.
+                    if Arc::ptr_eq(&policy, &live.now()) {
+                        enforced = Enforced::of(policy);
+                    }
                     let _ = live.next().await;
                 }
                 Err(error) => {
@@ -79,29 +83,27 @@ impl Enforcer {
         }
     }
 
-    /// Brings what is stored in line with the policy, which differs from one that was enforced before. Without one
-    /// everything is looked at.
-    pub async fn enforce(&self, before: Option<&Policy>) -> Result<(), StoreError> {
+    /// Brings what is stored in line with the policy, but for what was enforced before. From that it drops what holds no
+    /// longer: if it is decided again, it is enforced again.
+    pub async fn enforce(&self, before: &mut Enforced) -> Result<(), StoreError> {
         let live = &self.policy.live();
+        before.narrow(&live.now());
         for cause in self.store.hidden_causes().await? {
-            self.restore(cause, live).await?;
+            self.restore(cause, live, before).await?;
         }
         let policy = live.now();
-        let none = BTreeSet::new();
-        let known = before.map_or(&none, |before| &before.bans.authors);
-        let authors: Vec<_> = policy.bans.authors.difference(known).copied().collect();
+        before.narrow(&policy);
+        let authors = policy.bans.authors.difference(&before.authors);
+        let authors: Vec<_> = authors.copied().collect();
         for authors in authors.chunks(AUTHORS_AT_ONCE) {
             for author in self.present(authors).await? {
                 self.hide(HiddenCause::Author(author), live).await?;
             }
         }
-        let known = before.map(|before| &before.bans.events);
-        for id in &policy.bans.events {
-            if known.is_none_or(|known| !known.contains(id)) {
-                self.hide(HiddenCause::Event(*id), live).await?;
-            }
+        for id in policy.bans.events.difference(&before.events) {
+            self.hide(HiddenCause::Event(*id), live).await?;
         }
-        if before.is_none_or(|before| decides_on_others(before, &policy)) {
+        if before.others.is_none() {
             self.hide_repositories(&policy, live).await?;
         }
         Ok(())
@@ -175,13 +177,19 @@ impl Enforcer {
     }
 
     /// Restores all that a cause has hidden, unless it holds still.
-    async fn restore(&self, cause: HiddenCause, live: &LivePolicy) -> Result<(), StoreError> {
+    async fn restore(
+        &self,
+        cause: HiddenCause,
+        live: &LivePolicy,
+        before: &mut Enforced,
+    ) -> Result<(), StoreError> {
         let mut affected = BTreeSet::new();
         loop {
             let policy = live.now();
             if policy.upholds(&cause) {
                 break;
             }
+            before.forget(&cause);
             let step = self.store.restore(cause.clone(), policy, self.now());
             let step = step.await?;
             for event in step.restored {
@@ -203,6 +211,43 @@ impl Enforcer {
 
     fn now(&self) -> Timestamp {
         self.clock.now().unix
+    }
+}
+
+/// What was carried out upon all that is stored, and holds since.
+#[derive(Debug, Default)]
+pub struct Enforced {
+    authors: BTreeSet<PublicKey>,
+    events: BTreeSet<EventId>,
+    /// The policy whose decisions on other repositories were carried out.
+    others: Option<Arc<Policy>>,
+}
+
+impl Enforced {
+    /// Returns all that a policy decides.
+    pub fn of(policy: Arc<Policy>) -> Self {
+        Self {
+            authors: policy.bans.authors.clone(),
+            events: policy.bans.events.clone(),
+            others: Some(policy),
+        }
+    }
+
+    /// Forgets what a policy does not decide.
+    fn narrow(&mut self, policy: &Policy) {
+        self.authors.retain(|key| policy.bans.authors.contains(key));
+        self.events.retain(|id| policy.bans.events.contains(id));
+        self.others
+            .take_if(|others| decides_on_others(others, policy));
+    }
+
+    /// Forgets a cause of which something is restored.
+    fn forget(&mut self, cause: &HiddenCause) {
+        match cause {
+            HiddenCause::Author(key) => _ = self.authors.remove(key),
+            HiddenCause::Event(id) => _ = self.events.remove(id),
+            HiddenCause::Repo(_) => self.others = None,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use grasp_core::policy::{HiddenCause, PolicySubject};
 use grasp_relay::Clock;
 use grasp_relay::ingest::RelayOnly;
 use grasp_relay::nostr::Hub;
-use grasp_relay::policy::{Enforcer, PolicyOwner};
+use grasp_relay::policy::{Enforced, Enforcer, PolicyOwner};
 use grasp_relay::store::Store;
 use grasp_relay::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged};
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
@@ -79,7 +79,8 @@ impl World {
     }
 
     async fn enforce(&self) {
-        self.enforcer.enforce(None).await.unwrap();
+        let before = &mut Enforced::default();
+        self.enforcer.enforce(before).await.unwrap();
     }
 
     async fn served(&self) -> Vec<EventId> {
@@ -195,5 +196,35 @@ fn an_allow_list_takes_the_rest_out_of_service_but_what_it_needs() {
         world.ban(PolicySubject::AllowedAuthor(carol.key())).await;
         world.enforce().await;
         assert_eq!(world.served().await.len(), 3);
+    });
+}
+
+#[test]
+fn what_is_banned_again_is_hidden_again() {
+    block_on(async {
+        let world = World::new(settings()).await;
+        let note = BOB.writes(1).id(2).done();
+        for event in [&announcement(ALICE), &note] {
+            stored(&*world.store, event).await;
+        }
+        let name = PolicySubject::BannedName("x".parse().unwrap());
+        for ban in [
+            PolicySubject::BannedAuthor(ALICE.key()),
+            PolicySubject::BannedEvent(note.id),
+            name,
+        ] {
+            world.ban(ban.clone()).await;
+            world.enforce().await;
+            assert_eq!(world.served().await.len(), 1);
+            let mut enforced = Enforced::of(world.owner.live().now());
+            world.decide(vec![PolicyAction::Remove(ban.clone())]).await;
+            world.enforcer.enforce(&mut enforced).await.unwrap();
+            assert_eq!(world.served().await.len(), 2);
+            world.ban(ban.clone()).await;
+            world.enforcer.enforce(&mut enforced).await.unwrap();
+            assert_eq!(world.served().await.len(), 1, "{ban:?}");
+            world.decide(vec![PolicyAction::Remove(ban)]).await;
+            world.enforce().await;
+        }
     });
 }
