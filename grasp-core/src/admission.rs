@@ -227,7 +227,7 @@ fn judge_announcement(policy: &Policy, event: &Event, facts: &Facts) -> Result<V
 /// Refuses a repository that the policy keeps out of service. The announcement of one that is not allowed is kept where an
 /// allowed one lists its author: maintainer sets need it.
 fn check_repository(policy: &Policy, repo: &RepoId, is_listed: bool) -> Result<(), Rejection> {
-    if policy.bans.cover(repo) {
+    if policy.bans_repo(repo) {
         Err(Rejection::Banned)
     } else if !policy.allows(repo) && !is_listed {
         Err(Rejection::NotAllowed)

@@ -233,7 +233,10 @@ impl Management {
             }
         };
         match method.info().is_change {
-            true => self.change(origin, request, authorized).await,
+            true => {
+                let rights = (&caller, &facts);
+                self.change(origin, request, rights, authorized).await
+            }
             false => self.read(&caller, &facts, authorized).await,
         }
     }

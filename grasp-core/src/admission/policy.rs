@@ -56,7 +56,7 @@ pub struct Bans {
     pub authors: BTreeSet<PublicKey>,
     /// Repositories whose announcements are refused.
     pub repos: BTreeSet<RepoId>,
-    /// Names that are refused for every owner.
+    /// Names that are refused for every owner but the operator and the service.
     pub names: BTreeSet<Identifier>,
     /// Events that are refused.
     pub events: BTreeSet<EventId>,
@@ -187,9 +187,18 @@ impl Policy {
             || self.restoring.contains(&HiddenCause::Repo(repo.clone()))
     }
 
+    /// Returns whether a repository is banned. No name is banned for the operator and the service itself.
+    pub(super) fn bans_repo(&self, repo: &RepoId) -> bool {
+        let is_own = [self.operator, self.service_key].contains(&Some(repo.owner));
+        match is_own {
+            true => self.bans.authors.contains(&repo.owner) || self.bans.repos.contains(repo),
+            false => self.bans.cover(repo),
+        }
+    }
+
     /// Returns whether a repository is banned, not allowed, or held.
     fn is_refused(&self, repo: &RepoId) -> bool {
-        self.bans.cover(repo) || !self.allows(repo) || self.held.contains(repo)
+        self.bans_repo(repo) || !self.allows(repo) || self.held.contains(repo)
     }
 
     /// Returns whether events of a kind are refused. What repositories are made of never is.
@@ -267,5 +276,25 @@ impl Archive {
             || self.repos.contains(repo)
             || self.identifiers.contains(&repo.identifier)
             || self.services.iter().any(lists)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_banned_name_is_not_banned_for_operator_and_service() {
+        let [operator, service, other] = [1, 2, 3].map(|n| PublicKey::from_byte_array([n; 32]));
+        let mut policy = Policy::new("grasp.example".parse().unwrap());
+        policy.operator = Some(operator);
+        policy.service_key = Some(service);
+        policy.bans.names.insert("x".parse().unwrap());
+        let repo = |owner| RepoId::new(owner, "x".parse().unwrap());
+        assert!(policy.withholds(&repo(other)));
+        for owner in [operator, service] {
+            assert!(!policy.withholds(&repo(owner)));
+            assert!(!policy.upholds(&HiddenCause::Repo(repo(owner))));
+        }
     }
 }

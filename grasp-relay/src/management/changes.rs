@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::management::rules::{
-    AuthorizedCall, Call, Refusal, Request, RoleId, RoleInfo, judge_restore,
+    AuthorizedCall, Call, Caller, Facts, Refusal, Request, RoleId, RoleInfo, judge_restore,
+    judge_target,
 };
 use futures_util::TryStreamExt as _;
 use grasp_core::policy::PolicySubject;
@@ -23,11 +24,12 @@ impl Management {
         &self,
         origin: Origin,
         request: &Request,
+        (caller, facts): (&Caller, &Facts),
         call: AuthorizedCall,
     ) -> Result<Value, CallError> {
         let parts = &self.0.parts;
         let now = parts.clock.now().unix;
-        if let Err(error) = self.check(call.call()).await {
+        if let Err(error) = self.check(caller, facts, call.call()).await {
             if let CallError::Refused(refusal) = &error {
                 self.log_refused(origin, request, refusal).await?;
             }
@@ -83,7 +85,12 @@ impl Management {
     }
 
     /// Checks what depends on the database.
-    pub(super) async fn check(&self, call: &Call) -> Result<(), CallError> {
+    pub(super) async fn check(
+        &self,
+        caller: &Caller,
+        facts: &Facts,
+        call: &Call,
+    ) -> Result<(), CallError> {
         let problem = match call {
             Call::RestoreRepo(repo) => {
                 let rows = self.0.parts.store.held_repos().await?;
@@ -104,7 +111,7 @@ impl Management {
                 (!exists).then_some("there is no such role; `createrole` creates it")
             }
             Call::Add(_, PolicySubject::BannedEvent(id), _) => {
-                self.check_event(*id).await?;
+                self.check_event(caller, facts, *id).await?;
                 None
             }
             _ => None,
@@ -117,13 +124,19 @@ impl Management {
 
     /// Checks whether an event may be banned. Without its announcement or state a repository would be none, and its git
     /// data be removed for good. What is hidden cannot be read, so it might be such an event.
-    async fn check_event(&self, id: EventId) -> Result<(), CallError> {
+    async fn check_event(
+        &self,
+        caller: &Caller,
+        facts: &Facts,
+        id: EventId,
+    ) -> Result<(), CallError> {
         let parts = &self.0.parts;
         let found = vec![Filter::new().id(id)];
         let mut found = parts.store.query(found, parts.clock.now().unix);
         while let Some(chunk) = found.try_next().await? {
             for stored in chunk {
                 let event = stored.event()?;
+                judge_target(caller, &event.pubkey, facts)?;
                 if [kinds::ANNOUNCEMENT, kinds::STATE].contains(&event.kind) {
                     return Err(Refusal::MakesRepository.into());
                 }

@@ -40,7 +40,7 @@ impl Management {
             Call::ListRepos(query) => parts.server.repositories(query.clone()).await,
             Call::GetUsage(owner) => parts.server.usage(*owner).await,
             Call::Preview(inner) => {
-                self.check(inner).await?;
+                self.check(caller, facts, inner).await?;
                 self.preview(inner).await
             }
             Call::ListEntries(_, lists) => Ok(self.entries(lists).await?),

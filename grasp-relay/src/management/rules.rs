@@ -31,6 +31,7 @@ use serde_json::{Value, json};
 
 pub use self::authorize::{
     Actor, AuthorizedCall, Caller, Facts, Proof, Refusal, allowed_kinds, authorize, judge_restore,
+    judge_target,
 };
 pub use self::call::{AuditQuery, Call, RelayText, RepoQuery, RepoState};
 pub use self::method::{Method, MethodInfo};

@@ -690,3 +690,23 @@ async fn an_event_that_another_ban_hides_is_not_banned() {
     let error = trial.error(operator, "banevent", json!([id])).await;
     assert!(error.contains("hides this event already"), "{error}");
 }
+
+#[tokio::test]
+async fn events_of_operator_server_and_higher_ranks_are_not_banned() {
+    let trial = Trial::new().await;
+    let (admin, moderator) = (
+        trial.with_role("admin").await,
+        trial.with_role("moderator").await,
+    );
+    for (author, expected) in [
+        (&trial.operator, "the operator cannot be banned"),
+        (&trial.service, "the server itself cannot be banned"),
+        (&admin, "with fewer rights"),
+    ] {
+        let id = trial.stored(author, 1).await;
+        let error = trial.error(&moderator, "banevent", json!([id])).await;
+        assert!(error.contains(expected), "{error}");
+    }
+    let own = trial.stored(&moderator, 1).await;
+    trial.result(&moderator, "banevent", json!([own])).await;
+}

@@ -276,7 +276,7 @@ fn judge_banned(caller: &Caller, key: &PublicKey, facts: &Facts) -> Result<(), R
 }
 
 /// Judges whether what belongs to a key may be taken out of service.
-fn judge_target(caller: &Caller, key: &PublicKey, facts: &Facts) -> Result<(), Refusal> {
+pub fn judge_target(caller: &Caller, key: &PublicKey, facts: &Facts) -> Result<(), Refusal> {
     if facts.operator == Some(*key) {
         Err(Refusal::Operator)
     } else if facts.service_key == *key {
