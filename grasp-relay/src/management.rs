@@ -245,6 +245,7 @@ impl Management {
     async fn facts(&self) -> Result<Facts, StoreError> {
         let parts = &self.0.parts;
         let mut facts = parts.facts.clone();
+        facts.banned = parts.policy.live().now().bans.authors.clone();
         for member in parts.store.role_members().await? {
             // Roles were checked when they were given.
             if let Ok(role) = member.role.parse() {

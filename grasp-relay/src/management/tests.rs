@@ -710,3 +710,20 @@ async fn events_of_operator_server_and_higher_ranks_are_not_banned() {
     let own = trial.stored(&moderator, 1).await;
     trial.result(&moderator, "banevent", json!([own])).await;
 }
+
+#[tokio::test]
+async fn a_banned_key_has_no_role_until_the_ban_ends() {
+    let trial = Trial::new().await;
+    let moderator = trial.with_role("moderator").await;
+    let key = json!([moderator.public_key().to_hex()]);
+    trial
+        .result(&trial.operator, "banpubkey", key.clone())
+        .await;
+    for (method, params) in [("unbanpubkey", key.clone()), ("grasp.listheld", json!([]))] {
+        let (status, _) = trial.call(&moderator, method, params).await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "{method}");
+    }
+    trial.result(&trial.operator, "unbanpubkey", key).await;
+    trial.pass(1);
+    trial.result(&moderator, "grasp.listheld", json!([])).await;
+}

@@ -80,6 +80,8 @@ pub struct Facts {
     pub service_key: PublicKey,
     /// The roles of keys.
     pub roles: BTreeMap<PublicKey, BTreeSet<RoleId>>,
+    /// Banned authors, who have no role as long as they are.
+    pub banned: BTreeSet<PublicKey>,
     /// The proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// Texts that flags, variables or the file set, and where.
@@ -93,6 +95,7 @@ impl Facts {
             operator: None,
             service_key,
             roles: BTreeMap::new(),
+            banned: BTreeSet::new(),
             trusted_proxies: Vec::new(),
             fixed: BTreeMap::new(),
         }
@@ -102,6 +105,9 @@ impl Facts {
     pub fn rank(&self, key: &PublicKey) -> Rank {
         if self.operator == Some(*key) {
             return Rank::Operator;
+        }
+        if self.banned.contains(key) {
+            return Rank::Anyone;
         }
         let ranks = self.roles.get(key).into_iter().flatten().map(Rank::of_role);
         ranks.max().unwrap_or_default()
