@@ -16,7 +16,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::management::rules::{
-    Actor, Caller, Facts, Proof, Rank, Refusal, RelayText, RepoQuery, Request, SessionKey,
+    Actor, Call, Caller, Facts, Proof, Rank, Refusal, RelayText, RepoQuery, Request, SessionKey,
     authorize,
 };
 use futures_util::future::BoxFuture;
@@ -33,6 +33,7 @@ use crate::clock::Clock;
 use crate::nostr::InfoOwner;
 use crate::policy::PolicyOwner;
 use crate::server::NodeKey;
+use crate::store::policy::UsedAuth;
 use crate::store::{Store, StoreError};
 
 /// What administration needs of the server beside its policy.
@@ -237,7 +238,28 @@ impl Management {
                 let rights = (&caller, &facts);
                 self.change(origin, request, rights, authorized).await
             }
-            false => self.read(&caller, &facts, authorized).await,
+            false => {
+                if *authorized.call() == Call::OpenSession {
+                    self.use_up(origin).await?;
+                }
+                self.read(&caller, &facts, authorized).await
+            }
+        }
+    }
+
+    /// Uses up the authorization of a call that changes nothing, which may not be repeated nevertheless.
+    async fn use_up(&self, origin: Origin) -> Result<(), CallError> {
+        let parts = &self.0.parts;
+        let Some(auth) = origin.auth() else {
+            return Ok(());
+        };
+        let used = UsedAuth {
+            id: auth.id,
+            until: auth.expires_at,
+        };
+        match parts.store.see_auth(used, parts.clock.now().unix).await? {
+            true => Ok(()),
+            false => Err(CallError::Replayed),
         }
     }
 

@@ -727,3 +727,17 @@ async fn a_banned_key_has_no_role_until_the_ban_ends() {
     trial.pass(1);
     trial.result(&moderator, "grasp.listheld", json!([])).await;
 }
+
+#[tokio::test]
+async fn a_repeated_request_opens_no_second_session() {
+    let trial = Trial::new().await;
+    let open = trial.draft(&trial.operator, "grasp.session", json!([]), |_| ());
+    assert_eq!(trial.send(&open).await.0, StatusCode::OK);
+    let (status, answer) = trial.send(&open).await;
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    assert!(answer["error"].as_str().unwrap().contains("used before"));
+    trial.pass(1);
+    trial
+        .result(&trial.operator, "grasp.session", json!([]))
+        .await;
+}
