@@ -14,6 +14,7 @@ use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use serde_json::{Value, json};
 
+use super::reads::fixed_entries;
 use super::{CallError, Management, Origin};
 use crate::policy::KEEP_HIDDEN;
 use crate::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged, Role};
@@ -109,6 +110,13 @@ impl Management {
             Call::AssignRole(_, id) => {
                 let exists = id.is_built_in() || self.has_role(id).await?;
                 (!exists).then_some("there is no such role; `createrole` creates it")
+            }
+            Call::Remove(_, subject) => {
+                let fixed = fixed_entries(subject.list(), self.0.parts.policy.settings());
+                if fixed.contains(subject) {
+                    return Err(Refusal::InSettings.into());
+                }
+                None
             }
             Call::Add(_, PolicySubject::BannedEvent(id), _) => {
                 self.check_event(caller, facts, *id).await?;

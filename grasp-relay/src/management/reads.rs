@@ -167,7 +167,10 @@ fn members_of(id: &str, facts: &Facts) -> Vec<String> {
 }
 
 /// Returns the entries of a list that the settings have.
-fn fixed_entries(list: PolicyList, settings: &grasp_core::admission::Policy) -> Vec<PolicySubject> {
+pub(super) fn fixed_entries(
+    list: PolicyList,
+    settings: &grasp_core::admission::Policy,
+) -> Vec<PolicySubject> {
     let (bans, allowed) = (&settings.bans, settings.allowed.clone());
     match list {
         PolicyList::BannedAuthor => bans

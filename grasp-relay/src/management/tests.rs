@@ -94,7 +94,8 @@ impl Trial {
         let (operator, now) = (Keys::generate(), Arc::new(Mutex::new(start)));
         let clock = Arc::clone(&now);
         let service: ServiceIdentity = "git.example/m".parse().unwrap();
-        let policy = grasp_core::admission::Policy::new(service.clone());
+        let mut policy = grasp_core::admission::Policy::new(service.clone());
+        policy.bans.names.insert("fixed".parse().unwrap());
         let service_keys = Keys::generate();
         let facts = Facts {
             operator: Some(operator.public_key()),
@@ -739,5 +740,21 @@ async fn a_repeated_request_opens_no_second_session() {
     trial.pass(1);
     trial
         .result(&trial.operator, "grasp.session", json!([]))
+        .await;
+}
+
+#[tokio::test]
+async fn what_the_settings_ban_is_unbanned_there() {
+    let trial = Trial::new().await;
+    let operator = &trial.operator;
+    let error = trial
+        .error(operator, "grasp.unbanrepo", json!(["fixed"]))
+        .await;
+    assert_eq!(error, "it is set in the settings; change it there");
+    trial
+        .result(operator, "grasp.banrepo", json!(["spam"]))
+        .await;
+    trial
+        .result(operator, "grasp.unbanrepo", json!(["spam"]))
         .await;
 }

@@ -163,6 +163,8 @@ pub enum Refusal {
     OperatorRole,
     #[error("it is not held here; what its author deleted, only its author brings back")]
     NotHeld,
+    #[error("it is set in the settings; change it there")]
+    InSettings,
     #[error("this event makes a repository; ban or hold the repository instead: grasp.banrepo")]
     MakesRepository,
     #[error("a ban or hold of its author or repository hides this event already")]
