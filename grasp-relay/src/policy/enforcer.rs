@@ -11,6 +11,7 @@ use futures_util::TryStreamExt as _;
 use grasp_core::admission::Policy;
 use grasp_core::nip34::Announcement;
 use grasp_core::policy::HiddenCause;
+use grasp_core::service::Endpoint;
 use grasp_core::{RepoId, kinds};
 use nostr::event::EventId;
 use nostr::filter::Filter;
@@ -199,6 +200,7 @@ impl Enforcer {
             affected.extend(step.affected);
             if step.is_done {
                 self.policy.load(&*self.store).await?;
+                affected.extend(self.withheld_by(&cause).await?);
                 break;
             }
         }
@@ -207,6 +209,18 @@ impl Enforcer {
             self.git.affected(affected).await;
         }
         Ok(())
+    }
+
+    /// Returns the repositories that a cause withheld. Their authors may have deleted what they are made of meanwhile, so
+    /// that none of it is restored.
+    async fn withheld_by(&self, cause: &HiddenCause) -> Result<BTreeSet<RepoId>, StoreError> {
+        let author = match cause {
+            HiddenCause::Author(author) => author,
+            HiddenCause::Repo(repo) => return Ok(BTreeSet::from([repo.clone()])),
+            HiddenCause::Event(_) => return Ok(BTreeSet::new()),
+        };
+        let repos = self.store.repositories(Endpoint::Repository).await?;
+        Ok(repos.into_iter().filter(|it| it.owner == *author).collect())
     }
 
     fn now(&self) -> Timestamp {

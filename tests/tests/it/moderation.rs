@@ -211,3 +211,43 @@ async fn a_refused_kind_is_refused_and_those_of_repositories_never_are() {
     };
     assert_eq!(*reason, Rejection::RefusedKind);
 }
+
+/// Waits until git has nothing of a repository to serve.
+async fn until_gone(instance: &Instance, repo: &RepoId) {
+    eventually_async(|| async { (!has_view(instance, repo).await).then_some(()) }).await;
+}
+
+async fn has_view(instance: &Instance, repo: &RepoId) -> bool {
+    let repos = instance.purgatory().repos().repositories().await;
+    repos.unwrap().contains(repo)
+}
+
+#[tokio::test]
+async fn what_its_author_deletes_while_it_is_withheld_is_gone_afterwards() {
+    let instance = Instance::single_process().await;
+    let (alice, bob) = (Author::new(), Author::new());
+    let ban = PolicySubject::BannedAuthor(alice.key());
+    let hold = PolicyAction::Hold {
+        repo: bob.repo("x"),
+        reason: String::new(),
+        until: Timestamp::now() + 3_600_u64,
+    };
+    let restore = PolicyAction::Restore(bob.repo("x"));
+    for (author, begin, end) in [
+        (&alice, add(ban.clone()), PolicyAction::Remove(ban)),
+        (&bob, hold, restore),
+    ] {
+        instance.host(author, "x").await;
+        let repo = author.repo("x");
+        decide(&instance, begin).await;
+        let announcement = author.announce("x", &instance.service());
+        until_served(&instance, &announcement, false).await;
+        let coordinate = repo.to_string();
+        let deletion = author.later(1).sign(5, "", &[&["a", &coordinate]]);
+        assert_eq!(instance.ingest(vec![deletion]).await, [Outcome::Stored]);
+        instance.settle("x").await;
+        assert!(has_view(&instance, &repo).await, "it may come back");
+        decide(&instance, end).await;
+        until_gone(&instance, &repo).await;
+    }
+}
