@@ -679,7 +679,15 @@ impl PurgatoryDriver {
         if let Input::Changed { repo } = &input {
             self.executor.wake(repo, WakeCause::Announcement).await;
         }
+        let vanished = match &input {
+            Input::Vanished { author, .. } => Some(*author),
+            _ => None,
+        };
         self.tell(input).await;
+        if let Some(author) = vanished {
+            let executor = self.executor.clone();
+            tokio::spawn(async move { executor.remove_withheld(author).await });
+        }
     }
 
     /// Handles that events of these repositories were taken out of service.

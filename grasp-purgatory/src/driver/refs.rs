@@ -232,6 +232,26 @@ impl Executor {
         guard.destroy().await
     }
 
+    /// Removes the withheld repositories of an author who vanishes: nothing of them is served, so that no survey would find
+    /// out. An owner who came back before the ban has not vanished again.
+    pub(super) async fn remove_withheld(&self, author: PublicKey) {
+        let repos = match self.parts.repos.repositories().await {
+            Ok(repos) => repos,
+            Err(error) => {
+                tracing::warn!(%error, "could not look for repositories of an author who vanishes");
+                return;
+            }
+        };
+        let policy = self.parts.policy.now();
+        let withheld = |repo: &RepoId| repo.owner == author && policy.withholds(repo);
+        for repo in repos.into_iter().filter(withheld) {
+            if let Err(error) = self.remove_view(&repo, true).await {
+                tracing::warn!(%error, %repo, "could not remove a repository whose owner vanishes");
+            }
+            self.wake_affected([repo]).await;
+        }
+    }
+
     /// Returns whether an author has requested to vanish, so that none of their data is retired.
     pub(super) async fn has_vanished(&self, author: &PublicKey) -> Result<bool, GitError> {
         if self.parts.policy.now().archive.ignores_deletions {

@@ -251,3 +251,16 @@ async fn what_its_author_deletes_while_it_is_withheld_is_gone_afterwards() {
         until_gone(&instance, &repo).await;
     }
 }
+
+#[tokio::test]
+async fn the_git_data_of_a_banned_author_who_vanishes_is_removed_at_once() {
+    let instance = Instance::single_process().await;
+    let alice = Author::new();
+    instance.host(&alice, "x").await;
+    let announcement = alice.announce("x", &instance.service());
+    decide(&instance, add(PolicySubject::BannedAuthor(alice.key()))).await;
+    until_served(&instance, &announcement, false).await;
+    let vanish = alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
+    assert_eq!(instance.ingest(vec![vanish]).await, [Outcome::Stored]);
+    until_gone(&instance, &alice.repo("x")).await;
+}
