@@ -442,6 +442,9 @@ impl OwnWriter {
             clock,
             ..
         } = host.clone();
+        // The last writer may have changed it after this process looked.
+        let loaded = self.base.policy.load(&*self.base.policies).await;
+        loaded.context("could not read what operators decided")?;
         let purgatory = self.start_purgatory().await?;
         let ingest = Pipeline {
             store: Arc::clone(&store),

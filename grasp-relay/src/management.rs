@@ -38,6 +38,9 @@ use crate::store::{Store, StoreError};
 
 /// What administration needs of the server beside its policy.
 pub trait ManagedServer: Send + Sync + 'static {
+    /// Returns whether this process changes anything; a reader says whom to ask instead.
+    fn may_change(&self) -> Result<(), String>;
+
     /// Returns the status.
     fn status(&self) -> BoxFuture<'_, Result<Value, String>>;
 
@@ -227,7 +230,8 @@ impl Management {
             Ok(authorized) => authorized,
             Err(refusal) => {
                 // A key costs nothing, so calls of keys without rights would fill the log.
-                if method.info().is_change && caller.rank > Rank::Anyone {
+                let is_writer = self.0.parts.server.may_change().is_ok();
+                if is_writer && method.info().is_change && caller.rank > Rank::Anyone {
                     self.log_refused(origin, request, &refusal).await?;
                 }
                 return Err(refusal.into());
@@ -253,6 +257,7 @@ impl Management {
         let Some(auth) = origin.auth() else {
             return Ok(());
         };
+        parts.server.may_change().map_err(CallError::Failed)?;
         let used = UsedAuth {
             id: auth.id,
             until: auth.expires_at,

@@ -240,6 +240,10 @@ fn json<T: Serialize>(value: T) -> Result<Value, String> {
 }
 
 impl ManagedServer for Overview {
+    fn may_change(&self) -> Result<(), String> {
+        self.server()?.purgatory().map(drop)
+    }
+
     fn status(&self) -> BoxFuture<'_, Result<Value, String>> {
         async move { json(Self::status(self).await) }.boxed()
     }

@@ -122,7 +122,7 @@ impl ServerParts {
             Role::Writer(writer) => Ok(writer.purgatory),
             Role::Reader {
                 writer: Some(writer),
-            } => Err(format!("this node is not the writer; ask {writer}")),
+            } => Err(format!("this node is a reader; ask {writer}")),
             Role::Reader { writer: None } => Err("no node is the writer at the moment".into()),
         }
     }

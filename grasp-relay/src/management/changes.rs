@@ -29,6 +29,7 @@ impl Management {
         call: AuthorizedCall,
     ) -> Result<Value, CallError> {
         let parts = &self.0.parts;
+        parts.server.may_change().map_err(CallError::Failed)?;
         let now = parts.clock.now().unix;
         if let Err(error) = self.check(caller, facts, call.call()).await {
             if let CallError::Refused(refusal) = &error {

@@ -1,4 +1,5 @@
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::management::rules::Method;
@@ -23,14 +24,24 @@ use crate::store::sqlite::{SqliteOptions, SqliteStore};
 
 const URL: &str = "https://git.example/m";
 
-/// A server without git data.
-struct Nothing;
+/// A server without git data, which may be a reader.
+#[derive(Default)]
+struct Nothing {
+    is_reader: AtomicBool,
+}
 
 fn said(value: Value) -> BoxFuture<'static, Result<Value, String>> {
     async move { Ok(value) }.boxed()
 }
 
 impl ManagedServer for Nothing {
+    fn may_change(&self) -> Result<(), String> {
+        match self.is_reader.load(Ordering::Relaxed) {
+            true => Err("this node is a reader; ask node-b".to_owned()),
+            false => Ok(()),
+        }
+    }
+
     fn status(&self) -> BoxFuture<'_, Result<Value, String>> {
         said(json!({"ready": true}))
     }
@@ -72,6 +83,7 @@ struct Trial {
     operator: Keys,
     now: Arc<Mutex<Now>>,
     service: Keys,
+    server: Arc<Nothing>,
     _dir: tempfile::TempDir,
 }
 
@@ -97,6 +109,7 @@ impl Trial {
         let mut policy = grasp_core::admission::Policy::new(service.clone());
         policy.bans.names.insert("fixed".parse().unwrap());
         let service_keys = Keys::generate();
+        let server = Arc::new(Nothing::default());
         let facts = Facts {
             operator: Some(operator.public_key()),
             fixed: [(RelayText::Icon, "grasp.toml, line 3".to_owned())].into(),
@@ -108,7 +121,7 @@ impl Trial {
             store: Arc::new(store),
             policy: Arc::new(PolicyOwner::new(policy)),
             info: Arc::new(InfoOwner::new(RelayInfo::default())),
-            server: Arc::new(Nothing),
+            server: Arc::clone(&server) as Arc<dyn ManagedServer>,
             node_key: None,
             clock: Clock::new(move || *clock.lock().unwrap()),
         };
@@ -117,6 +130,7 @@ impl Trial {
             operator,
             now,
             service: service_keys,
+            server,
             _dir: dir,
         }
     }
@@ -757,4 +771,21 @@ async fn what_the_settings_ban_is_unbanned_there() {
     trial
         .result(operator, "grasp.unbanrepo", json!(["spam"]))
         .await;
+}
+
+#[tokio::test]
+async fn a_reader_says_which_node_makes_changes() {
+    let trial = Trial::new().await;
+    trial.server.is_reader.store(true, Ordering::Relaxed);
+    let body = json!({"method": "banpubkey", "params": [somebody()]}).to_string();
+    let ban = Request::parse(body.as_bytes()).unwrap();
+    let answered = trial.management.call_locally(1_000, &ban).await;
+    assert_eq!(
+        answered,
+        Err("this node is a reader; ask node-b".to_owned())
+    );
+    trial
+        .result(&trial.operator, "listbannedpubkeys", json!([]))
+        .await;
+    assert!(trial.audit().await.is_empty());
 }
