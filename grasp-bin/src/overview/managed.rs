@@ -18,6 +18,7 @@ use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use super::Overview;
 use crate::server::Base;
@@ -27,6 +28,9 @@ const PAGE: usize = 100;
 
 /// Most repositories on a page.
 const MAX_PAGE: usize = 500;
+
+/// Lookups of repositories at the same time.
+static LOOKUPS: Semaphore = Semaphore::const_new(2);
 
 /// A page of repositories, those with most git data first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,8 +164,13 @@ fn failed(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Returns the repositories that an operator sees.
-async fn managed_repos(overview: &Overview) -> Result<Vec<ManagedRepo>, String> {
+/// Returns the repositories that an operator sees, or those of one owner, for which only that owner's are looked up: any
+/// key may ask for its own.
+async fn managed_repos(
+    overview: &Overview,
+    owner: Option<PublicKey>,
+) -> Result<Vec<ManagedRepo>, String> {
+    let _lookup = LOOKUPS.acquire().await.map_err(failed)?;
     let parts = overview.server()?;
     let base = &parts.base;
     let mut waiting = Vec::new();
@@ -177,12 +186,16 @@ async fn managed_repos(overview: &Overview) -> Result<Vec<ManagedRepo>, String> 
     let damaged = parts.purgatory()?.damaged().into_iter();
     let damaged = damaged.filter(|it| it.endpoint == Endpoint::Repository);
     let policy = base.host.policy.now();
+    let listed = match owner {
+        Some(owner) => base.listing.of_owner(owner).await.map_err(failed)?.rows,
+        None => base.listing.rows().await.map_err(failed)?.rows.clone(),
+    };
     let known = Known {
-        listed: base.listing.rows().await.map_err(failed)?.rows.clone(),
+        listed,
         waiting,
         damaged: damaged.map(|it| it.repo).collect(),
         held: base.policies.held_repos().await.map_err(failed)?,
-        bytes: base.database.git_usage(None).await.map_err(failed)?,
+        bytes: base.database.git_usage(owner).await.map_err(failed)?,
         policy: &policy,
     };
     Ok(known.repositories())
@@ -220,7 +233,7 @@ fn affected<'a>(repos: &'a [ManagedRepo], target: &Target) -> Vec<&'a ManagedRep
 async fn footprint(overview: &Overview, target: Target) -> Result<Footprint, String> {
     let base = &overview.server()?.base;
     let mut footprint = Footprint::default();
-    for row in affected(&managed_repos(overview).await?, &target) {
+    for row in affected(&managed_repos(overview, None).await?, &target) {
         footprint.repositories += 1;
         footprint.bytes += row.bytes;
         footprint.events += count(base, filters_of(&row.repo)).await?;
@@ -249,7 +262,11 @@ impl ManagedServer for Overview {
     }
 
     fn repositories(&self, query: RepoQuery) -> BoxFuture<'_, Result<Value, String>> {
-        async move { json(page_of(managed_repos(self).await?, &query)) }.boxed()
+        async move {
+            let repos = managed_repos(self, query.owner).await?;
+            json(page_of(repos, &query))
+        }
+        .boxed()
     }
 
     fn usage(&self, owner: Option<PublicKey>) -> BoxFuture<'_, Result<Value, String>> {

@@ -118,7 +118,7 @@ impl Listing {
     }
 
     /// Looks up the repositories of one owner, however long ago they were announced.
-    pub(crate) async fn of_owner(&self, owner: PublicKey) -> Result<RepositoryList, StoreError> {
+    pub async fn of_owner(&self, owner: PublicKey) -> Result<RepositoryList, StoreError> {
         self.0.look_up_owner(owner).await
     }
 }
