@@ -120,7 +120,7 @@ methods! {
     ListAllowedRepos "grasp.listallowedrepos" Observer read "[]" "[{repo, reason, since, by, fixed}]"
         "Lists allowed repositories and names.";
     HoldRepo "grasp.holdrepo" Moderator change "[repo, reason?]" "true"
-        "Takes a repository with its events out of service, to be restored within `holding.keep_for`.";
+        "Takes a repository with its events out of service, to be restored within 90 days.";
     RestoreRepo "grasp.restorerepo" Moderator change "[repo, reason?]" "true"
         "Puts a held repository back into service. What its author deleted is never restored.";
     ListHeld "grasp.listheld" Observer read "[]" "[{repo, cause, reason, since, until, by}]"
