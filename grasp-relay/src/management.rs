@@ -1,7 +1,7 @@
 //! Administration by key (NIP-86) and by the socket of the machine: both make the same calls, with the same rules.
 //!
 //! `rules` says who may call what. [`Management`] proves the caller, carries out what concerns the
-//! policy, roles and texts on the [`PolicyStore`], and passes the rest to the [`ManagedServer`].
+//! policy, roles and texts on the [`PolicyStore`](crate::store::policy::PolicyStore), and passes the rest to the [`ManagedServer`].
 
 mod changes;
 mod http;
