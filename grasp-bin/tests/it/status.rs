@@ -260,6 +260,16 @@ fn metrics_can_be_disabled() {
 }
 
 #[test]
+fn no_test_asks_the_relays_of_users_though_its_domain_is_public() {
+    let output = grasp(&["config", "print", "--domain", "git.example.com"]);
+    let mut lines = output.out.lines();
+    assert!(
+        lines.any(|line| line.contains("outbox = \"off\"")),
+        "{output:?}"
+    );
+}
+
+#[test]
 fn settings_are_checked_and_printed_with_their_source() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("grasp.toml");

@@ -58,13 +58,15 @@ impl Drop for Server {
     }
 }
 
-/// Returns the command, without the settings in the environment of the tests.
+/// Returns the command, without the settings in the environment of the tests. A test with a public domain asks no relay
+/// of users: the index relays are real ones.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_grasp"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GRASP_")) {
         command.env_remove(name);
     }
     command.env_remove("NOTIFY_SOCKET");
+    command.env("GRASP_SYNC_OUTBOX", "off");
     command
 }
 
