@@ -12,6 +12,8 @@ use crate::{RepoId, Version, kinds};
 
 /// References of one event that are followed; honest events have fewer.
 const MAX_REFERENCES: usize = 8;
+/// Bytes of the identifier in a coordinate; longer ones are ignored.
+const MAX_IDENTIFIER_BYTES: usize = 256;
 
 /// The name by which one event refers to another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,7 +90,7 @@ impl Fact {
                 });
             }
         }
-        let is_event = |at: &Coordinate| at.kind != kinds::ANNOUNCEMENT;
+        let is_event = |at: &Coordinate| at.kind != kinds::ANNOUNCEMENT && is_short(at);
         let coordinates = named.coordinates.into_iter().filter(is_event);
         let coordinates = coordinates.map(|at| Named::Coordinate(Box::new(at)));
         let ids = named.ids.into_iter().map(Named::Event);
@@ -109,7 +111,11 @@ fn repo(at: &Coordinate) -> Option<RepoId> {
     RepoId::try_from(at).ok()
 }
 
-/// Returns the coordinate of a replaceable or addressable event.
+fn is_short(at: &Coordinate) -> bool {
+    at.identifier.len() <= MAX_IDENTIFIER_BYTES
+}
+
+/// Returns the coordinate of a replaceable or addressable event, unless its identifier is too long.
 fn coordinate(event: &Event) -> Option<Box<Coordinate>> {
     let identifier = if event.kind.is_addressable() {
         event.tags.identifier()?.to_string()
@@ -118,11 +124,12 @@ fn coordinate(event: &Event) -> Option<Box<Coordinate>> {
     } else {
         return None;
     };
-    Some(Box::new(Coordinate {
+    let at = Coordinate {
         kind: event.kind,
         public_key: event.pubkey,
         identifier,
-    }))
+    };
+    is_short(&at).then(|| Box::new(at))
 }
 
 #[cfg(test)]
@@ -198,6 +205,25 @@ mod tests {
             panic!()
         };
         assert_eq!(coordinate.unwrap().identifier, "app@1");
+    }
+
+    #[test]
+    fn long_identifiers_are_ignored() {
+        for (length, is_read) in [(256, true), (257, false)] {
+            let identifier = "x".repeat(length);
+            let other = format!("32267:{}:{identifier}", key(4));
+            let event = Unsigned::kind(30_063)
+                .tags(&[&["d", &identifier], &["e", &id(7)], &["a", &other]])
+                .by(key(3));
+            let Some(Fact::Descendant {
+                coordinate, names, ..
+            }) = Fact::of(&event)
+            else {
+                panic!()
+            };
+            assert_eq!(coordinate.is_some(), is_read);
+            assert_eq!(names.len(), 1 + usize::from(is_read));
+        }
     }
 
     #[test]

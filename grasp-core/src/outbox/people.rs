@@ -1,6 +1,5 @@
 //! The users who take part in served repositories, and the threads that they take part in.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nostr::event::EventId;
@@ -79,7 +78,8 @@ struct Thread {
     at: Timestamp,
     repos: Box<[RepoId]>,
     descendants: Vec<(EventId, PublicKey)>,
-    coordinates: Vec<Coordinate>,
+    /// The coordinates of descendants that have one.
+    coordinates: Vec<(EventId, Box<Coordinate>)>,
 }
 
 impl Thread {
@@ -208,7 +208,7 @@ impl People {
     /// Returns the coordinates of events below the root of a thread.
     pub fn coordinates(&self, thread: ThreadNo) -> impl Iterator<Item = &Coordinate> {
         let thread = self.threads.get(&thread).into_iter();
-        thread.flat_map(|thread| &thread.coordinates)
+        thread.flat_map(|thread| thread.coordinates.iter().map(|(_, at)| &**at))
     }
 
     fn announced(&mut self, repo: RepoId, version: Version, maintainers: BTreeSet<PublicKey>) {
@@ -345,10 +345,9 @@ impl People {
         let at = thread.at;
         self.thread_of.insert(event.id, number);
         if let Some(coordinate) = event.coordinate {
-            if let Entry::Vacant(new) = self.thread_of_coordinate.entry(coordinate) {
-                thread.coordinates.push((**new.key()).clone());
-                new.insert(number);
-            }
+            // Two versions may be here for a moment; that which arrives last is the newer one.
+            thread.coordinates.push((event.id, coordinate.clone()));
+            self.thread_of_coordinate.insert(coordinate, number);
         }
         if self.served_repos(number) > 0 {
             self.join(event.author, number, at);
@@ -371,8 +370,27 @@ impl People {
             return;
         };
         let (_, author) = thread.descendants.remove(at);
-        if !thread.has_author(&author) {
+        let is_its = |(one, _): &(EventId, Box<Coordinate>)| one == id;
+        let coordinate = thread.coordinates.iter().position(is_its);
+        if let Some(coordinate) = coordinate.map(|at| thread.coordinates.remove(at).1) {
+            if !thread.coordinates.iter().any(|(_, one)| *one == coordinate) {
+                self.forget_coordinate(&coordinate, number);
+            }
+        }
+        if !self.has_author(number, &author) {
             self.leave(&author, number);
+        }
+    }
+
+    fn has_author(&self, number: ThreadNo, author: &PublicKey) -> bool {
+        let thread = self.threads.get(&number);
+        thread.is_some_and(|thread| thread.has_author(author))
+    }
+
+    /// Removes a coordinate, unless a later version belongs to another thread.
+    fn forget_coordinate(&mut self, at: &Coordinate, number: ThreadNo) {
+        if self.thread_of_coordinate.get(at) == Some(&number) {
+            self.thread_of_coordinate.remove(at);
         }
     }
 
@@ -387,8 +405,8 @@ impl People {
         for (id, _) in thread.descendants {
             self.thread_of.remove(&id);
         }
-        for at in thread.coordinates {
-            self.thread_of_coordinate.remove(&at);
+        for (_, at) in thread.coordinates {
+            self.forget_coordinate(&at, number);
         }
         for repo in &thread.repos {
             if let Some(known) = self.repos.get_mut(repo) {

@@ -137,6 +137,56 @@ fn answers_by_coordinate_belong_to_the_thread() {
     assert!(people.thread_of_coordinate.is_empty() && people.thread_of.is_empty());
 }
 
+fn release(n: u32, identifier: &str, to: u32) -> (Fact, Box<Coordinate>) {
+    let at = Box::new(Coordinate {
+        kind: crate::kinds::SOFTWARE_RELEASE,
+        public_key: key(4),
+        identifier: identifier.to_owned(),
+    });
+    let fact = Fact::Descendant {
+        id: id(n),
+        author: key(4),
+        coordinate: Some(at.clone()),
+        names: vec![Named::Event(id(to))],
+    };
+    (fact, at)
+}
+
+#[test]
+fn coordinates_are_as_many_as_descendants_have() {
+    let mut people = after([announced(1, &[]), root(10, 3, 1)]);
+    let thread = people.threads_of(&key(3)).next().unwrap();
+    for n in 11..1_000 {
+        people.apply(release(n, &n.to_string(), 10).0);
+        people.apply(Fact::Removed { id: id(n) });
+    }
+    assert_eq!(people.coordinates(thread).count(), 0);
+    assert!(people.thread_of_coordinate.is_empty());
+    for n in 11..1_000 {
+        people.apply(release(n, &n.to_string(), 10).0);
+    }
+    let count = people.descendants(thread).count();
+    assert_eq!(people.coordinates(thread).count(), count);
+    assert_eq!(people.thread_of_coordinate.len(), count);
+}
+
+#[test]
+fn a_coordinate_stays_while_a_version_of_it_does() {
+    let mut people = after([announced(1, &[]), root(10, 3, 1), root(20, 3, 1)]);
+    let (first, at) = release(11, "app", 10);
+    people.apply(first);
+    people.apply(release(12, "app", 10).0);
+    people.apply(Fact::Removed { id: id(11) });
+    assert!(people.thread_of_coordinate.contains_key(&at));
+    // A version that answers another root.
+    people.apply(release(13, "app", 20).0);
+    people.apply(Fact::Removed { id: id(12) });
+    let thread = people.thread_of_coordinate[&at];
+    assert_eq!(people.root(thread), Some(id(20)));
+    people.apply(Fact::Removed { id: id(13) });
+    assert!(people.thread_of_coordinate.is_empty());
+}
+
 #[test]
 fn who_has_nothing_left_leaves() {
     let mut people = after([
