@@ -25,8 +25,8 @@ pub enum OutboxMode {
 pub struct OutboxSettings {
     /// When they are asked.
     pub mode: OutboxMode,
-    /// Relays that collect the relay lists of all users.
-    pub index_relays: Vec<RelayUrl>,
+    /// Relays that collect the relay lists of all users. They are told who the service is, unless these are the default.
+    pub index_relays: Option<Vec<RelayUrl>>,
     /// Relays that are asked for users without a relay list.
     pub fallback_relays: Vec<RelayUrl>,
     /// The time between two passes.
@@ -40,11 +40,15 @@ const INDEX_RELAYS: [&str; 3] = [
     "wss://indexer.coracle.social",
 ];
 
+fn default_index_relays() -> Vec<RelayUrl> {
+    INDEX_RELAYS.iter().flat_map(|url| url.parse()).collect()
+}
+
 impl Default for OutboxSettings {
     fn default() -> Self {
         Self {
             mode: OutboxMode::default(),
-            index_relays: INDEX_RELAYS.iter().flat_map(|url| url.parse()).collect(),
+            index_relays: None,
             fallback_relays: Vec::new(),
             pass: Duration::from_secs(60),
         }
@@ -87,12 +91,11 @@ impl Settings {
         }
     }
 
-    /// Returns the index relays, which learn who the service is, if the relays of users are asked.
-    pub(crate) fn index_relays(&self) -> Vec<RelayUrl> {
-        match self.runs_outbox() {
-            true => self.sync.outbox.index_relays.clone(),
-            false => Vec::new(),
-        }
+    /// Returns the index relays that learn who the service is: those that the operator listed, if the relays of users are
+    /// asked.
+    pub(crate) fn listed_index_relays(&self) -> Vec<RelayUrl> {
+        let listed = self.sync.outbox.index_relays.clone();
+        listed.filter(|_| self.runs_outbox()).unwrap_or_default()
     }
 
     /// Returns the settings of asking the relays of users, if they are asked.
@@ -102,7 +105,10 @@ impl Settings {
         }
         let settings = &self.sync.outbox;
         let mut config = OutboxConfig::new(self.sync.engine.own.clone());
-        config.index_relays.clone_from(&settings.index_relays);
+        config.index_relays = settings
+            .index_relays
+            .clone()
+            .unwrap_or_else(default_index_relays);
         config.fallback_relays.clone_from(&settings.fallback_relays);
         config.pass = settings.pass;
         Some(config)
@@ -166,7 +172,20 @@ mod tests {
 
     #[test]
     fn all_index_relays_are_addresses() {
-        let relays = OutboxSettings::default().index_relays;
-        assert_eq!(relays.len(), INDEX_RELAYS.len());
+        assert_eq!(default_index_relays().len(), INDEX_RELAYS.len());
+    }
+
+    #[test]
+    fn only_index_relays_that_the_operator_lists_are_told_who_the_service_is() {
+        let mut settings = settings("git.example.com");
+        let asked = |settings: &Settings| settings.outbox().unwrap().index_relays;
+        assert_eq!(settings.listed_index_relays(), []);
+        assert_eq!(asked(&settings), default_index_relays());
+        let listed: Vec<RelayUrl> = vec!["wss://index.example.com".parse().unwrap()];
+        for listed in [listed, Vec::new()] {
+            settings.sync.outbox.index_relays = Some(listed.clone());
+            assert_eq!(settings.listed_index_relays(), listed);
+            assert_eq!(asked(&settings), listed);
+        }
     }
 }

@@ -464,7 +464,7 @@ impl OwnWriter {
         tasks.spawn(self.enforcer(&purgatory).run());
         if let Some(identity) = Identity::of(settings) {
             let publisher = self.publisher(Arc::clone(&ingest))?;
-            tasks.spawn(publisher.announce(identity, settings.index_relays()));
+            tasks.spawn(publisher.announce(identity, settings.listed_index_relays()));
         }
         let own = self.base.parts(Arc::clone(&ingest), Router::new());
         let own = Arc::new(OwnRelay::new(own, purgatory.clone()));

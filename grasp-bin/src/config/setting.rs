@@ -256,6 +256,16 @@ pub(super) fn list<T: 'static, C: Clone + IntoIterator<Item = T> + FromIterator<
     Setting::new(key, form, true, put, take)
 }
 
+/// A setting with any number of values, if it is set.
+pub(super) fn optional_list<T: Clone + 'static>(
+    key: &'static str,
+    form: Form<T>,
+    field: fn(&mut Config) -> &mut Option<Vec<T>>,
+) -> Setting {
+    let put = move |config: &mut Config, values: Vec<T>| *field(config) = Some(values);
+    Setting::new(key, form, true, put, move |config| field(config).clone())
+}
+
 type Read<T> = dyn Fn(&str) -> Result<T, String> + Send + Sync;
 
 /// The form of a value, and its conversion from and to text.

@@ -9,7 +9,7 @@ use grasp_relay::web::{Confirm, Show};
 use super::LogFormat;
 use super::setting::{
     Setting, acme_directory, bytes, choice, count, host_limit, key, limits, list, log_filter,
-    node_address, object_store, one, optional, path, switch, text, time,
+    node_address, object_store, one, optional, optional_list, path, switch, text, time,
 };
 use crate::outbox::OutboxMode;
 use crate::server::tls::TlsMode;
@@ -164,8 +164,8 @@ settings! {
         "Connections to other relays at the same time, bootstrap relays not counted";
     "sync.outbox" = one choice(vec![("auto", OutboxMode::Auto), ("on", OutboxMode::On), ("off", OutboxMode::Off)]) => settings.sync.outbox.mode, common
         "Asks the relays of users who take part in repositories for their events, too (GRASP-03): if the server has a public address and is not private, always, or never";
-    "sync.index_relays" = list text("URL") => settings.sync.outbox.index_relays
-        "Relays that collect the relay lists of all users, for `sync.outbox`";
+    "sync.index_relays" = optional_list text("URL") => settings.sync.outbox.index_relays
+        "Relays that collect the relay lists of all users, for `sync.outbox`. Those listed here are told who the server is, too. Default: `wss://purplepag.es`, `wss://index.hzrd149.com` and `wss://indexer.coracle.social`, which are only asked";
     "sync.fallback_relays" = list text("URL") => settings.sync.outbox.fallback_relays
         "Relays that `sync.outbox` asks for users without a relay list";
     "hunt.git_server" = one limits() => settings.hunt.per_host

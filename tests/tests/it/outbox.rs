@@ -13,7 +13,7 @@ async fn asking(index: &PlainRelay) -> Instance {
     Instance::with_settings_and(Settings::one_process(), |settings| {
         settings.outbound.allow_private = true;
         settings.sync.outbox.mode = OutboxMode::On;
-        settings.sync.outbox.index_relays = vec![index.url().parse().unwrap()];
+        settings.sync.outbox.index_relays = Some(vec![index.url().parse().unwrap()]);
         settings.sync.outbox.pass = Duration::from_secs(1);
     })
     .await
@@ -94,7 +94,7 @@ async fn a_private_server_asks_no_relay_of_a_user() {
     let members = [alice.key(), bob.key()];
     let private = Instance::with_settings_and(Settings::one_process(), |settings| {
         settings.outbound.allow_private = true;
-        settings.sync.outbox.index_relays = vec![index.url().parse().unwrap()];
+        settings.sync.outbox.index_relays = Some(vec![index.url().parse().unwrap()]);
         settings.private = PrivateSettings {
             enabled: true,
             members: members.into(),
@@ -138,7 +138,7 @@ async fn a_flood_of_relay_lists_reaches_few_relays() {
     let server = Instance::with_settings_and(Settings::one_process(), |settings| {
         settings.outbound.allow_private = true;
         settings.sync.outbox.mode = OutboxMode::On;
-        settings.sync.outbox.index_relays = vec![index.url().parse().unwrap()];
+        settings.sync.outbox.index_relays = Some(vec![index.url().parse().unwrap()]);
     })
     .await;
     let alice = Author::new();
