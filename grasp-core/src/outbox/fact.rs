@@ -12,6 +12,8 @@ use crate::{RepoId, Version, kinds};
 
 /// References of one event that are followed; honest events have fewer.
 const MAX_REFERENCES: usize = 8;
+/// Listed maintainers of one announcement that count; honest ones list fewer.
+const MAX_MAINTAINERS: usize = 64;
 /// Bytes of the identifier in a coordinate; longer ones are ignored.
 const MAX_IDENTIFIER_BYTES: usize = 256;
 
@@ -32,7 +34,7 @@ pub enum Fact {
     Announced {
         repo: RepoId,
         version: Version,
-        /// The owner and the listed maintainers.
+        /// The owner and the listed maintainers, of whom the first 64 count.
         maintainers: BTreeSet<PublicKey>,
     },
     /// A repository is no longer served.
@@ -66,7 +68,8 @@ impl Fact {
     pub fn of(event: &Event) -> Option<Self> {
         if event.kind == kinds::ANNOUNCEMENT {
             let announcement = Announcement::parse(event).ok()?;
-            let mut maintainers = announcement.maintainer_list.listed;
+            let listed = announcement.maintainer_list.listed.into_iter();
+            let mut maintainers: BTreeSet<PublicKey> = listed.take(MAX_MAINTAINERS).collect();
             maintainers.insert(announcement.repo.owner);
             return Some(Self::Announced {
                 repo: announcement.repo,
@@ -158,6 +161,21 @@ mod tests {
         };
         assert_eq!(repo.to_string(), at(1));
         assert_eq!(maintainers, [key(1), key(2)].into());
+    }
+
+    #[test]
+    fn an_announcement_names_a_limited_number_of_maintainers_and_its_owner() {
+        let mut tag = vec!["maintainers".to_owned()];
+        tag.extend((2..=200).map(|n| key(n).to_string()));
+        let tag: Vec<&str> = tag.iter().map(String::as_str).collect();
+        let tags: [&[&str]; 2] = [&["d", "x"], &tag];
+        let event = Unsigned::kind(30_617).tags(&tags).by(key(1));
+        let Some(Fact::Announced { maintainers, .. }) = Fact::of(&event) else {
+            panic!()
+        };
+        assert!(maintainers.contains(&key(1)));
+        let others = maintainers.iter().filter(|one| **one != key(1));
+        assert_eq!(others.count(), MAX_MAINTAINERS);
     }
 
     #[test]

@@ -11,9 +11,11 @@ use super::waiting::{Descendant, Waiting};
 use super::{Fact, Named};
 use crate::{RepoId, Version};
 
-/// Maximum number of authors; the last of them only for maintainers.
+/// Maximum number of authors; the last of them only for owners.
 const MAX_AUTHORS: usize = 20_000;
-/// Authors above which only maintainers are added.
+/// Authors above which only owners are added.
+const MAX_MAINTAINERS: usize = 18_000;
+/// Authors above which only owners and listed maintainers are added.
 const MAX_PARTICIPANTS: usize = 16_000;
 /// Maximum number of threads that only repositories have which are not served.
 const MAX_WAITING_THREADS: usize = 100_000;
@@ -498,7 +500,13 @@ impl People {
     }
 
     fn start_maintaining(&mut self, author: PublicKey, repo: &RepoId) {
-        if self.authors.len() >= MAX_AUTHORS && !self.authors.contains_key(&author) {
+        // An owner comes in where others' announcements have filled the rest.
+        let most = if repo.owner == author {
+            MAX_AUTHORS
+        } else {
+            MAX_MAINTAINERS
+        };
+        if self.authors.len() >= most && !self.authors.contains_key(&author) {
             return;
         }
         let known = self.authors.entry(author).or_default();

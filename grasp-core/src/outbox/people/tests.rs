@@ -287,3 +287,23 @@ fn participants_leave_capacity_for_maintainers() {
     people.apply(announced(2, &[]));
     assert!(people.is_eligible(&key(2)));
 }
+
+#[test]
+fn listed_maintainers_leave_capacity_for_owners() {
+    let author = |n: u32| {
+        let mut bytes = [9; 32];
+        bytes[..4].copy_from_slice(&n.to_be_bytes());
+        PublicKey::from_byte_array(bytes)
+    };
+    let mut people = after([Fact::Announced {
+        repo: repo(1),
+        version: Version {
+            created_at: Timestamp::from_secs(1),
+            id: id(0),
+        },
+        maintainers: (0..MAX_AUTHORS as u32 + 5).map(author).collect(),
+    }]);
+    assert_eq!(people.len(), MAX_MAINTAINERS);
+    people.apply(announced(2, &[3]));
+    assert_eq!(eligible(&people), [2]);
+}
