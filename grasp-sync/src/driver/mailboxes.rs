@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use grasp_core::admission::Retry;
 use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::{Filter, MatchEventOptions};
 use grasp_core::nostr::key::PublicKey;
@@ -179,7 +180,16 @@ impl Worker {
                     found.insert(*author);
                     accepted.insert(*author);
                 }
-                Outcome::Held | Outcome::Refused { .. } => _ = found.insert(*author),
+                Outcome::Held
+                | Outcome::Refused {
+                    retry: Retry::Never,
+                    ..
+                } => _ = found.insert(*author),
+                // It may be stored soon, so it is asked for again soon.
+                Outcome::Refused {
+                    retry: Retry::Soon | Retry::AfterDependency,
+                    ..
+                } => {}
             }
         }
         FetchOutcome::Complete { found, accepted }
@@ -240,6 +250,8 @@ mod tests {
     use futures_util::StreamExt as _;
     use grasp_core::Verified;
     use grasp_core::admission::Origin;
+    use grasp_core::nostr::event::{EventBuilder, FinalizeEvent as _};
+    use grasp_core::nostr::key::Keys;
     use grasp_core::outbound::OutboundPolicy;
     use tokio::net::TcpListener;
 
@@ -248,19 +260,62 @@ mod tests {
     use crate::engine::{InventoryFailed, Row};
     use crate::local::{News, SyncedRelay, Taken};
 
-    struct Nothing;
+    /// A local relay without events, which answers any offer like this.
+    struct Answers(Taken);
 
-    impl SyncedRelay for Nothing {
+    impl SyncedRelay for Answers {
         fn accepted(&self, _: &[Kind]) -> BoxStream<'static, News> {
             futures_util::stream::empty().boxed()
         }
 
-        fn ingest(&self, _: Vec<Verified<Arc<Event>>>, _: Origin) -> BoxFuture<'_, Vec<Taken>> {
-            Box::pin(async { Vec::new() })
+        fn ingest(
+            &self,
+            events: Vec<Verified<Arc<Event>>>,
+            _: Origin,
+        ) -> BoxFuture<'_, Vec<Taken>> {
+            Box::pin(async move { vec![self.0; events.len()] })
         }
 
         fn inventory(&self, _: Filter) -> BoxFuture<'_, Result<Vec<Row>, InventoryFailed>> {
             Box::pin(async { Ok(Vec::new()) })
+        }
+    }
+
+    /// Returns a worker, and the engine's end of its intake.
+    fn worker(local: Answers) -> (Worker, mpsc::Receiver<crate::engine::Input>) {
+        let (to_engine, engine) = mpsc::channel(8);
+        let (inputs, _) = mpsc::channel(8);
+        let worker = Worker {
+            outbound: Outbound::new(OutboundPolicy::default(), &Roots::default()),
+            limits: Limits::default(),
+            intake: Intake::new(Arc::new(local), to_engine, Clock::system()),
+            inputs,
+            open: None,
+        };
+        (worker, engine)
+    }
+
+    #[tokio::test]
+    async fn a_list_that_is_refused_for_now_is_not_found() {
+        let source: RelayUrl = "wss://index.example.com".parse().unwrap();
+        for (taken, is_found, is_accepted) in [
+            (Taken::Stored, true, true),
+            (Taken::Known, true, true),
+            (Taken::Held, true, false),
+            (Taken::Refused(Retry::Never), true, false),
+            (Taken::Refused(Retry::Soon), false, false),
+            (Taken::Refused(Retry::AfterDependency), false, false),
+        ] {
+            let author = Keys::generate();
+            let list = EventBuilder::new(Kind::RelayList, "").finalize(&author);
+            let (mut worker, _engine) = worker(Answers(taken));
+            let author: BTreeSet<PublicKey> = [author.public_key()].into();
+            let expected = FetchOutcome::Complete {
+                found: if is_found { author.clone() } else { [].into() },
+                accepted: if is_accepted { author } else { [].into() },
+            };
+            let outcome = worker.offer(&source, vec![list.unwrap()]).await;
+            assert_eq!(outcome, expected, "{taken:?}");
         }
     }
 
@@ -270,15 +325,7 @@ mod tests {
         let source: RelayUrl = format!("ws://{}", listener.local_addr().unwrap())
             .parse()
             .unwrap();
-        let (to_engine, _engine) = mpsc::channel(8);
-        let (inputs, _answers) = mpsc::channel(8);
-        let mut worker = Worker {
-            outbound: Outbound::new(OutboundPolicy::default(), &Roots::default()),
-            limits: Limits::default(),
-            intake: Intake::new(Arc::new(Nothing), to_engine, Clock::system()),
-            inputs,
-            open: None,
-        };
+        let (mut worker, _engine) = worker(Answers(Taken::Known));
         let refused = worker.connect(&source, Provenance::Event).await.err();
         assert_eq!(refused, Some(Fault::Forbidden));
         // The operator may name it: the connection is made, and ends without an answer.
