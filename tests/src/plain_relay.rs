@@ -8,6 +8,7 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use nostr::event::Event;
 use nostr::filter::{Filter, MatchEventOptions};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_tungstenite::accept_async;
@@ -60,6 +61,13 @@ impl Drop for PlainRelay {
 
 /// Answers the requests of one connection; `None` at its end. It has no NIP-11 document.
 async fn answer(stream: TcpStream, stored: Arc<Vec<Event>>) -> Option<()> {
+    // Clients send the head of their request at once.
+    let mut head = [0; 4096];
+    let bytes = stream.peek(&mut head).await.ok()?;
+    let head = String::from_utf8_lossy(head.get(..bytes)?).to_ascii_lowercase();
+    if !head.contains("upgrade: websocket") {
+        return refuse(stream).await;
+    }
     let mut socket = accept_async(stream).await.ok()?;
     loop {
         let Message::Text(text) = socket.next().await?.ok()? else {
@@ -82,6 +90,12 @@ async fn answer(stream: TcpStream, stored: Arc<Vec<Event>>) -> Option<()> {
             socket.send(Message::text(answer.to_string())).await.ok()?;
         }
     }
+}
+
+/// Answers a request for a NIP-11 document.
+async fn refuse(mut stream: TcpStream) -> Option<()> {
+    let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    stream.write_all(answer).await.ok()
 }
 
 /// Returns the stored events that a REQ asks for, the newest first and up to the limit of each filter.
