@@ -38,7 +38,7 @@ pub use instance::Instance;
 pub use leftovers::{Leftovers, eventually, eventually_async, files};
 pub use management::SignedCall;
 pub use nodes::{are_nodes_wanted, proxy_round_robin};
-pub use plain_relay::PlainRelay;
+pub use plain_relay::{PlainRelay, without_document};
 pub use postgres::{PASSWORD, Postgres, Session, USER};
 pub use reserved::reserve_address;
 pub use s3_server::{Fault as S3Fault, S3Server};

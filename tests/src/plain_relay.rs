@@ -61,13 +61,7 @@ impl Drop for PlainRelay {
 
 /// Answers the requests of one connection; `None` at its end. It has no NIP-11 document.
 async fn answer(stream: TcpStream, stored: Arc<Vec<Event>>) -> Option<()> {
-    // Clients send the head of their request at once.
-    let mut head = [0; 4096];
-    let bytes = stream.peek(&mut head).await.ok()?;
-    let head = String::from_utf8_lossy(head.get(..bytes)?).to_ascii_lowercase();
-    if !head.contains("upgrade: websocket") {
-        return refuse(stream).await;
-    }
+    let stream = without_document(stream).await?;
     let mut socket = accept_async(stream).await.ok()?;
     loop {
         let Message::Text(text) = socket.next().await?.ok()? else {
@@ -92,10 +86,18 @@ async fn answer(stream: TcpStream, stored: Arc<Vec<Event>>) -> Option<()> {
     }
 }
 
-/// Answers a request for a NIP-11 document.
-async fn refuse(mut stream: TcpStream) -> Option<()> {
+/// Answers that there is no NIP-11 document if a client asks for it; returns the connection if it asks for a websocket.
+pub async fn without_document(mut stream: TcpStream) -> Option<TcpStream> {
+    // Clients send the head of their request at once.
+    let mut head = [0; 4096];
+    let bytes = stream.peek(&mut head).await.ok()?;
+    let head = String::from_utf8_lossy(head.get(..bytes)?).to_ascii_lowercase();
+    if head.contains("upgrade: websocket") {
+        return Some(stream);
+    }
     let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-    stream.write_all(answer).await.ok()
+    let _ = stream.write_all(answer).await;
+    None
 }
 
 /// Returns the stored events that a REQ asks for, the newest first and up to the limit of each filter.

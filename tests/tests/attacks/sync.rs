@@ -53,7 +53,9 @@ impl HostileRelay {
             while let Ok((stream, _)) = listener.accept().await {
                 let (counts, events) = (Arc::clone(&counts), Arc::clone(&events));
                 tokio::spawn(async move {
-                    // A request for the information document fails here, which sync tolerates.
+                    let Some(stream) = grasp_tests::without_document(stream).await else {
+                        return;
+                    };
                     let Ok(socket) = tokio_tungstenite::accept_async(stream).await else {
                         return;
                     };
