@@ -19,13 +19,6 @@ enum Way {
     Ban,
 }
 
-impl Way {
-    /// Returns whether its tips are kept, because it may come back.
-    fn is_kept(self) -> bool {
-        self == Self::Delisting
-    }
-}
-
 /// Rows that say what there is: not the bytes of the last day, and not numbers that only grow.
 const TABLES: [&str; 14] = [
     "events",
@@ -213,15 +206,18 @@ async fn every_removal_takes_the_rows_and_files_of_one_repository_and_no_others(
         assert!(files_lost.is_empty(), "{way:?}: {files_lost:?}");
         for row in after.rows.difference(&before.rows) {
             let is_retired = ["packs", "retired_refs", "garbage"].contains(&row.0);
-            // A banned repository is held as it is; nothing of it is served.
-            if way == Way::Ban {
-                continue;
-            }
-            let is_expected = match way.is_kept() {
-                true => !is_of(row, &alice) || is_retired || row.0 == "events",
-                false => !is_of(row, &alice) && OF_REQUESTS.contains(&row.0),
+            let is_expected = match way {
+                Way::Deletion | Way::Vanishing => {
+                    !is_of(row, &alice) && OF_REQUESTS.contains(&row.0)
+                }
+                Way::Delisting => !is_of(row, &alice) || is_retired || row.0 == "events",
+                // A banned repository is held: rows of its owner stay.
+                Way::Ban => with_it.rows.contains(row) || row.1.contains(&alice.key().to_hex()),
             };
             assert!(is_expected, "{way:?}: {row:?}");
+        }
+        if way == Way::Ban {
+            assert_eq!(after.files, with_it.files, "a ban removes no git data");
         }
         for at in others.iter().chain([&repo]) {
             for commit in &own_commits {
