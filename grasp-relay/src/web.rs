@@ -100,7 +100,7 @@ pub(crate) fn landing(
                     a href=(frame.root()) { "All repositories" }
                 }
             }
-            (repository_table(repositories, now))
+            (repository_table(frame.root(), repositories, now))
             h2 { "Host a repository here" }
             p { "In a working copy of it, with the " code { "grasp" } " command:" }
             pre { "grasp push --server http" (s) "://" (service) }
@@ -145,7 +145,7 @@ fn search_form(root: &str, search: Option<&Search>) -> Markup {
     }
 }
 
-fn repository_table(list: &RepositoryList, now: u64) -> Markup {
+fn repository_table(root: &str, list: &RepositoryList, now: u64) -> Markup {
     let RepositoryList { rows, is_cut, .. } = list;
     if rows.is_empty() {
         return html! { p { "None yet." } };
@@ -159,21 +159,21 @@ fn repository_table(list: &RepositoryList, now: u64) -> Markup {
     };
     let first: Vec<&RepoRow> = rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
     html! {
-        (captioned_rows(&caption, &first, now))
+        (captioned_rows(root, &caption, &first, now))
         @if rows.len() > MAX_REPOSITORIES_SHOWN { p class="small" { "The first " (MAX_REPOSITORIES_SHOWN) " are shown." } }
     }
 }
 
 /// Returns the table of an owner's repositories.
-fn repository_rows(list: &RepositoryList, now: u64) -> Markup {
+fn repository_rows(root: &str, list: &RepositoryList, now: u64) -> Markup {
     let count = list.rows.len();
     let more = if list.is_cut { "at least " } else { "" };
     let caption = format!("{more}{count} hosted, the latest active first");
     let shown: Vec<&RepoRow> = list.rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
-    captioned_rows(&caption, &shown, now)
+    captioned_rows(root, &caption, &shown, now)
 }
 
-fn captioned_rows(caption: &str, rows: &[&RepoRow], now: u64) -> Markup {
+fn captioned_rows(root: &str, caption: &str, rows: &[&RepoRow], now: u64) -> Markup {
     html! {
         table {
             caption { (caption) }
@@ -188,7 +188,9 @@ fn captioned_rows(caption: &str, rows: &[&RepoRow], now: u64) -> Markup {
                     tr {
                         td data-label="name" { a href=(repo.path) { (shown(&shortened(&repo.name, 80))) } }
                         td data-label="description" dir="auto" { (shown(&shortened(&repo.description, 200))) }
-                        td data-label="owner" class="key" title=(repo.owner) { (shortened(&repo.owner, 12)) }
+                        td data-label="owner" class="key" title=(repo.owner) {
+                            a href=(format!("{root}{}", repo.owner)) { (shortened(&repo.owner, 12)) }
+                        }
                         td data-label="last active" class="time" { (format_age(now, Some(repo.active_at))) }
                     }
                 }
@@ -239,17 +241,7 @@ pub fn repository(
     let title = title
         .filter(|name| !name.is_empty())
         .unwrap_or(repo.identifier.as_str());
-    let encoded = service.repo_path(repo);
-    let name = encoded
-        .rsplit('/')
-        .next()
-        .and_then(|last| last.strip_suffix(".git"))
-        .unwrap_or("");
-    let nostr_path = format!(
-        "{}/{}/{name}",
-        npub(&repo.owner),
-        service.to_string().replace('/', "%2F")
-    );
+    let nostr_path = nostr_path(service, repo);
     let title = shown(title);
     let client = web_client
         .split_once("://")
@@ -283,6 +275,15 @@ pub fn repository(
             }
         },
     )
+}
+
+/// Returns the path of a repository in addresses of nostr: below `nostr://`, and at web clients.
+fn nostr_path(service: &ServiceIdentity, repo: &RepoId) -> String {
+    let path = service.repo_path(repo);
+    let name = path.rsplit('/').next().unwrap_or_default();
+    let name = name.strip_suffix(".git").unwrap_or(name);
+    let relay = service.to_string().replace('/', "%2F");
+    format!("{}/{relay}/{name}", npub(&repo.owner))
 }
 
 /// Lists the other git servers that an announcement names.
@@ -427,8 +428,14 @@ mod tests {
 
     #[test]
     fn the_number_of_repositories_is_shown_only_if_all_were_counted() {
-        let table =
-            |is_cut| repository_table(&RepositoryList::new(vec![RepoRow::default()], is_cut), 0).0;
+        let table = |is_cut| {
+            repository_table(
+                "/",
+                &RepositoryList::new(vec![RepoRow::default()], is_cut),
+                0,
+            )
+            .0
+        };
         assert!(
             table(false).contains("1 hosted, the latest active first"),
             "{}",

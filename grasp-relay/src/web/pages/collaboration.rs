@@ -187,7 +187,7 @@ async fn list(
         (threads::list(&base, kind, &list, query, &names))
         p class="small" {
             a href={ (context.base()) "/feed/" (kind.path()) ".atom" } { "Atom feed" } " · "
-            "to open one, use " a href={ (context.site.settings.web_client) } rel="noopener" { "a web client" } " or another nostr client"
+            "to open one, use " a href=(context.client_address()) rel="noopener" { "a web client" } " or another nostr client"
         }
     };
     let page = context.page(kind.title(), Tab::of(kind), content);

@@ -8,7 +8,7 @@ use nostr::filter::Filter;
 
 use super::{PageError, PageRequest, Site, ThreadKind, revision};
 use crate::web::frame::{FeedLink, Page};
-use crate::web::{npub, npub_start, shown};
+use crate::web::{nostr_path, npub, npub_start, shown};
 
 /// Everything that a page is made from: the request, and the refs at its time.
 pub(crate) struct Context<'a> {
@@ -47,6 +47,12 @@ impl Context<'_> {
             true => self.url(),
             false => format!("{}/{path}", self.url()),
         }
+    }
+
+    /// Returns the address of the repository at the web client.
+    pub(super) fn client_address(&self) -> String {
+        let path = nostr_path(self.service(), &self.request.address);
+        format!("{}/{path}", self.site.settings.web_client)
     }
 
     /// Returns the link to a feed.

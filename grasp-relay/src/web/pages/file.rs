@@ -58,6 +58,10 @@ pub(super) async fn make(
             @if object.bytes <= MAX_RAW { " · " a href=(raw) rel="nofollow" { "Raw" } }
             @if is_document && !is_plain { " · " a href="?plain" rel="nofollow" { "Source" } }
             @if is_document && is_plain { " · " a href=(format!("{}/file/{rest}", context.base())) { "Document" } }
+            @if revision.is_named() {
+                @let file = encode(&path.join("/"));
+                " · " a href=(format!("{}/file/{}/{file}", context.base(), revision.commit)) rel="nofollow" { "Permanent link" }
+            }
         }
         (shown_as)
     };

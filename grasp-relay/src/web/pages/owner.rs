@@ -1,9 +1,11 @@
 //! Lists of repositories: those of an owner, those that are searched for, and help where nothing is.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use bitcoin_hashes::sha256;
 use maud::{Markup, html};
 use nostr::key::PublicKey;
 use nostr::nips::nip19::FromBech32 as _;
@@ -14,7 +16,8 @@ use super::{Page, PageError, PageResult, Show, Site, Visitor, Work};
 use crate::web::encoded::{Caching, has_tag, not_modified};
 use crate::web::figures::RepoRow;
 use crate::web::frame::Frame;
-use crate::web::{self, RepositoryList, Search, repository_rows, shown};
+use crate::web::names::Names;
+use crate::web::{self, RepositoryList, Search, npub, npub_start, repository_rows, shown};
 
 /// Seconds after which the ages in a list are written anew.
 pub(crate) const AGES_CHANGE_AFTER: u64 = 60;
@@ -51,14 +54,15 @@ impl Site {
     ) -> Result<Response, PageError> {
         let work = self.begin(visitor).await?;
         let began = self.host.clock.now().mono;
-        let owned = match PublicKey::from_bech32(owner) {
-            Ok(key) => self.listing.of_owner(key).await?,
-            Err(_) => RepositoryList::default(),
+        let key = PublicKey::from_bech32(owner).ok();
+        let owned = match key {
+            Some(key) => self.listing.of_owner(key).await?,
+            None => RepositoryList::default(),
         };
         let list = self.listing.rows().await?;
         work.charge(self.host.clock.now().mono - began);
-        if name.is_none() && !owned.rows.is_empty() {
-            return self.owner(owner, owned, &work, visitor).await;
+        if let Some(key) = key.filter(|_| name.is_none() && !owned.rows.is_empty()) {
+            return self.owner(key, owned, &work, visitor).await;
         }
         let page = NoPage {
             frame: self.frame.clone(),
@@ -75,24 +79,30 @@ impl Site {
     /// Returns the page of an owner.
     async fn owner(
         &self,
-        owner: &str,
+        key: PublicKey,
         owned: RepositoryList,
         work: &Work,
         visitor: &Visitor,
     ) -> Result<Response, PageError> {
-        let now = self.host.clock.now().unix.as_secs();
-        let age = now / AGES_CHANGE_AFTER;
-        let tag = format!("{}-{}-{age}", self.stamp, owned.version);
+        let unix = self.host.clock.now().unix;
+        let names = Names::read(&*self.host.store, unix, BTreeSet::from([key])).await?;
+        let name = names.get(&key).map_or_else(|| npub_start(&key), shown);
+        let hash = sha256::Hash::hash(name.as_bytes()).to_string();
+        let hash = hash.get(..8).unwrap_or_default();
+        let age = unix.as_secs() / AGES_CHANGE_AFTER;
+        let tag = format!("{}-{}-{hash}-{age}", self.stamp, owned.version);
         if has_tag(&visitor.headers, &tag) {
             self.count("owner", PageResult::NotModified);
             return Ok(not_modified(&tag, Caching::Revalidate));
         }
+        let owner = npub(&key);
         let content = html! {
-            h1 { "Repositories of " code { (owner) } }
-            (repository_rows(&owned, now))
+            h1 { "Repositories of " bdi { (name) } }
+            p { code { (owner) } }
+            (repository_rows(self.frame.root(), &owned, unix.as_secs()))
             p { a href=(format!("{}/{owner}", self.settings.web_client)) rel="noopener" { "This owner in a web client" } }
         };
-        let page = Page::new(format!("Repositories of {owner}"), &self.frame, content);
+        let page = Page::new(format!("Repositories of {name}"), &self.frame, content);
         let encoded = work.run(move || page.encode(Some(tag))).await?;
         self.count("owner", PageResult::Made);
         self.send_made(&encoded, work, visitor).await

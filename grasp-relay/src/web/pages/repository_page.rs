@@ -52,6 +52,9 @@ pub(super) async fn version(context: &Context<'_>) -> Result<Version, PageError>
     let people = people(context, announcement.as_ref());
     let reader = context.threads().await?;
     let mut engine = sha256::HashEngine::default();
+    for key in &context.view.maintainers {
+        engine.input(key.as_bytes());
+    }
     for id in announcement.iter().map(|it| it.version.id) {
         engine.input(id.as_bytes());
     }
@@ -279,17 +282,7 @@ fn in_step(context: &Context<'_>, announcement: &Announcement) -> Markup {
 fn clone_box(context: &Context<'_>) -> Markup {
     let service = context.service();
     let repo = &context.request.address;
-    let encoded = service.repo_path(repo);
-    let name = encoded
-        .rsplit('/')
-        .next()
-        .and_then(|last| last.strip_suffix(".git"));
-    let nostr = format!(
-        "nostr://{}/{}/{}",
-        npub(&repo.owner),
-        service.to_string().replace('/', "%2F"),
-        name.unwrap_or_default()
-    );
+    let nostr = format!("nostr://{}", web::nostr_path(service, repo));
     html! {
         dl class="box clone" {
             div { dt { "Clone" } dd { pre { "git clone " (service.repo_url(repo, context.site.secure)) } } }
@@ -313,22 +306,10 @@ fn count(context: &Context<'_>) -> (usize, usize) {
 fn numbers(context: &Context<'_>, facts: &Facts) -> Markup {
     let (branches, tags) = count(context);
     let base = context.base();
-    let repo = &context.request.address;
     let client = &context.site.settings.web_client;
     let host = client
         .split_once("://")
         .map_or(client.as_str(), |(_, host)| host);
-    let path = context.service().repo_path(repo);
-    let name = path
-        .rsplit('/')
-        .next()
-        .and_then(|last| last.strip_suffix(".git"));
-    let relay = context.service().to_string().replace('/', "%2F");
-    let address = format!(
-        "{client}/{}/{relay}/{}",
-        npub(&repo.owner),
-        name.unwrap_or_default()
-    );
     html! {
         h2 { "Contents" }
         ul {
@@ -345,7 +326,7 @@ fn numbers(context: &Context<'_>, facts: &Facts) -> Markup {
                 }
                 (closed(facts.proposals))
             }
-            li { a href=(address) rel="noopener" { "Discuss at " (host) } }
+            li { a href=(context.client_address()) rel="noopener" { "Discuss at " (host) } }
         }
     }
 }
@@ -385,6 +366,7 @@ fn maintainer_list(context: &Context<'_>, people: &[PublicKey], names: &Names) -
                         code { (npub_start(key)) }
                     }
                     @if *key == owner { span class="small" { " owner" } }
+                    @else if !context.view.maintainers.contains(key) { span class="small" { " named, has not agreed" } }
                 }
             }
         }

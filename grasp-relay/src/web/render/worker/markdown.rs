@@ -71,6 +71,14 @@ fn change<'a>(node: &'a AstNode<'a>, arena: &'a Arena<'a>, anchors: &mut Anchori
                 node.data.borrow_mut().value = NodeValue::HtmlBlock(block);
             }
         }
+        NodeValue::Alert(alert) => {
+            let title = alert.title.as_deref();
+            quote(
+                node,
+                arena,
+                title.unwrap_or(alert.alert_type.default_title()),
+            );
+        }
         NodeValue::Image(link) if is_elsewhere(&link.url) => {
             let mut ancestors = node.ancestors().skip(1);
             let is_in_link =
@@ -92,6 +100,16 @@ fn change<'a>(node: &'a AstNode<'a>, arena: &'a Arena<'a>, anchors: &mut Anchori
         }
         _ => {}
     }
+}
+
+/// Makes a quotation under a title of an alert, whose class would not be let through.
+fn quote<'a>(node: &'a AstNode<'a>, arena: &'a Arena<'a>, title: &str) {
+    let strong = arena.alloc(NodeValue::Strong.into());
+    strong.append(arena.alloc(NodeValue::Text(title.to_owned().into()).into()));
+    let paragraph = arena.alloc(NodeValue::Paragraph.into());
+    paragraph.append(strong);
+    node.prepend(paragraph);
+    node.data.borrow_mut().value = NodeValue::BlockQuote;
 }
 
 /// Makes a sign of the box that an item of a list begins with: `[ ]` or `[x]`.
@@ -278,6 +296,17 @@ mod tests {
         assert!(page.contains(">in</a>") && !page.contains("<img"), "{page}");
         let page = html("<img src='https://x.example/a' alt=b> <img src='\\\\x.example/a'>");
         assert!(!page.contains("x.example"), "{page}");
+    }
+
+    #[test]
+    fn an_alert_is_a_quotation_under_its_title() {
+        let page = html("> [!WARNING]\n> Take *care*.\n\n> [!NOTE] Own <title>\n> text");
+        let quoted = "<blockquote>\n<p><strong>Warning</strong></p>\n<p>Take <em>care</em>.</p>";
+        assert!(page.contains(quoted), "{page}");
+        assert!(
+            page.contains("<strong>Own &lt;title&gt;</strong>"),
+            "{page}"
+        );
     }
 
     #[test]
