@@ -284,8 +284,15 @@ impl Site {
         if self.events(announced.limit(1)).await?.is_empty() {
             return Ok(None);
         }
-        let hosted = self.host.repos.resolve(repo).await?;
-        Ok(hosted.map(|_| self.host.policy.service().repo_path(repo)))
+        let served = self.served_at(repo).await?;
+        Ok(served.map(|_| self.host.policy.service().repo_path(repo)))
+    }
+
+    /// Returns the repository that is served at an address, unless the operator keeps it out of service.
+    async fn served_at(&self, address: &RepoId) -> Result<Option<RepoId>, PageError> {
+        let policy = self.host.policy.now();
+        let repo = self.host.repos.resolve(address).await?;
+        Ok(repo.filter(|repo| !policy.withholds(address) && !policy.withholds(repo)))
     }
 
     /// Returns the path of the page of a thread, if its repository is hosted here.
@@ -298,7 +305,7 @@ impl Site {
         let mut named: Vec<_> = grasp_core::nip34::repo_refs(root).into_iter().collect();
         named.truncate(16);
         for repo in named {
-            let Some(shown) = self.host.repos.resolve(&repo).await? else {
+            let Some(shown) = self.served_at(&repo).await? else {
                 continue;
             };
             let now = self.host.clock.now().unix;
