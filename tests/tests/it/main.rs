@@ -30,6 +30,7 @@ mod page_budget;
 mod page_feeds;
 mod page_proposals;
 mod page_threads;
+mod page_visibility;
 mod pages;
 mod paths;
 mod private;

@@ -11,7 +11,7 @@ use nostr::types::Timestamp;
 const MAIN: &str = "refs/heads/main";
 
 /// Has an operator of this machine decide something.
-async fn decide(instance: &Instance, action: PolicyAction) {
+pub(crate) async fn decide(instance: &Instance, action: PolicyAction) {
     let audit = AuditEntry {
         actor: "local:0".to_owned(),
         via: "socket".to_owned(),
@@ -30,7 +30,7 @@ async fn decide(instance: &Instance, action: PolicyAction) {
     assert_eq!(changed, PolicyChanged::Done);
 }
 
-fn add(subject: PolicySubject) -> PolicyAction {
+pub(crate) fn add(subject: PolicySubject) -> PolicyAction {
     PolicyAction::Add {
         subject,
         reason: "spam".to_owned(),
