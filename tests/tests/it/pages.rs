@@ -401,6 +401,19 @@ async fn an_announcement_without_git_data_is_on_no_page() {
             answer.body
         );
     }
+    // What its page links to exists.
+    let page = instance.get(&base, &[]).await.body;
+    let links = page
+        .split("href=\"")
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next());
+    let own: Vec<&str> = links
+        .filter(|link| link.starts_with(&format!("{base}/")))
+        .collect();
+    assert!(own.len() > 2, "{page}");
+    for link in own {
+        assert_eq!(instance.get(link, &[]).await.status, 200, "{link}");
+    }
     let owner = base.split('/').nth(1).unwrap_or_default();
     for page in ["/", "/?q=unpushed", "/?q=held", &format!("/{owner}")] {
         let answer = instance.get(page, &[]).await;

@@ -178,19 +178,14 @@ impl Site {
         pull
     }
 
-    /// Announces a repository whose default branch has nothing, and returns the address of its page.
+    /// Announces a repository that nothing is pushed to, and returns the address of its page.
     async fn announce_empty(&self, server: &Server) -> String {
         let dave = Keys::generate();
         let owner = grasp_core::service::npub(&dave.public_key());
         let url = format!("{}/{owner}/empty.git", self.root);
         let tags: [&[&str]; 3] = [&["d", "empty"], &["clone", &url], &["relays", &server.url]];
         let announcement = sign(&dave, 30617, "", &tags);
-        let tip = self.git(&["rev-parse", "main"]);
-        let tags: [&[&str]; 2] = [&["d", "empty"], &["refs/heads/other", &tip]];
-        let state = sign(&dave, 30618, "", &tags);
         publish(server, &announcement).await;
-        publish(server, &state).await;
-        self.git(&["push", "-q", &url, &format!("{tip}:refs/heads/other")]);
         url
     }
 

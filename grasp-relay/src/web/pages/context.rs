@@ -75,9 +75,12 @@ impl Context<'_> {
             (Tab::Refs, "Branches and tags", "/refs"),
             (Tab::Issues, "Issues", "/issues"),
             (Tab::Pulls, "Pull requests", "/pulls"),
-            (Tab::Servers, "Servers", "/servers"),
         ] {
             tabs.push((tab, name, path.into()));
+        }
+        // Before something is pushed nothing of the announcement is shown.
+        if !refs.refs.is_empty() {
+            tabs.push((Tab::Servers, "Servers", "/servers".into()));
         }
         tabs
     }
