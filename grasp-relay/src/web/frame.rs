@@ -20,8 +20,9 @@ use super::shown;
 
 const STYLE: &str = include_str!("style.css");
 
-/// The version of what pages look like. A change of it makes clients ask again.
-const LAYOUT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), ".2");
+/// The version of what pages look like. A change of it makes clients ask again. It is part of a header, in which scanners
+/// take four numbers with dots for an address of the network behind the server.
+const LAYOUT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-2");
 
 /// The policy of pages without a script.
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; \
