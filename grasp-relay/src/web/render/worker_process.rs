@@ -84,6 +84,8 @@ impl Workers {
         command
             .arg("render")
             .env_clear()
+            // The allocator of static binaries would take a gigabyte of addresses at once, which counts as memory.
+            .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
