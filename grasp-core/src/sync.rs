@@ -104,12 +104,14 @@
 mod filters;
 mod items;
 mod mail;
+mod members;
 mod pairs;
 mod proofs;
 mod roots;
 mod state;
 mod threads;
 mod versions;
+mod waiters;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,10 +137,11 @@ pub use self::items::{
     derive_relay_targets,
 };
 use self::mail::Mail;
+use self::members::Members;
 pub use self::pairs::Pairs;
 use self::roots::WaitingRoots;
 pub use self::roots::{RootId, RootSet};
-use self::threads::{Members, Threads};
+use self::threads::Threads;
 use self::versions::Versions;
 
 /// A change of the events that our own relay stores or holds.
@@ -180,7 +183,7 @@ pub enum IndexChange {
         relays: BTreeSet<RelayUrl>,
     },
     /// A reply was accepted. Answers to it may name nothing else, so they are requested by its id like those to roots;
-    /// the number of replies per thread is limited.
+    /// the number of replies per thread is limited. It is in the threads of all that it answers.
     Replied {
         reply: RootId,
         /// The roots and replies that it answers, in any order of arrival.
@@ -195,7 +198,8 @@ pub enum IndexChange {
         /// Other addressable and replaceable events that it names, in any order of arrival.
         of: Vec<Coordinate>,
     },
-    /// A root or reply was deleted or expired.
+    /// A root or reply was deleted or expired. Replies that answer nothing else are not wanted either, until it is
+    /// accepted again.
     RootRemoved { root: RootId },
 }
 
@@ -407,25 +411,26 @@ impl SyncIndex {
                 repos,
                 author,
             } => {
+                if self.threads.is_reply(&root) {
+                    // It is both, and more is asked for of a root.
+                    self.root_removed(&root, before);
+                }
                 before.root(self, &root);
+                let mut is_any_new = false;
                 for repo in &repos {
-                    self.root_added(root, repo);
+                    is_any_new |= self.root_added(root, repo);
                 }
                 if let Some(author) = author {
                     self.authored(root, author, before);
                 }
-                self.add_waiting_replies(root, root, before);
+                if is_any_new {
+                    self.join_replies(&root, before);
+                }
             }
             IndexChange::AuthorRelays { author, relays } => {
                 self.author_relays(author, relays, before);
             }
-            IndexChange::Replied { reply, to } => match to.iter().find_map(|to| self.thread_of(to))
-            {
-                Some(root) => self.add_reply(root, reply, before),
-                None => to
-                    .into_iter()
-                    .for_each(|to| self.threads.waiting.add((), to, reply)),
-            },
+            IndexChange::Replied { reply, to } => self.replied(reply, to, before),
             IndexChange::MemberAdded { member, repos, of } => {
                 self.member_added(member, repos, of, before);
             }
@@ -481,98 +486,20 @@ impl SyncIndex {
             if !self.waiting_roots.add(repo, root) {
                 self.root_repos.remove(&root, repo);
                 if self.root_repos.of(&root).next().is_none() {
-                    self.mail.remove_root(&root);
+                    self.root_removed(&root, before);
                 }
             }
         }
     }
 
-    fn root_added(&mut self, root: RootId, repo: &RepoId) {
-        match self.repos.range_mut(repo..=repo).next() {
+    /// Adds a root or reply to a repository, announced or not; returns whether it is new there.
+    fn root_added(&mut self, root: RootId, repo: &RepoId) -> bool {
+        if let Some((known, needs)) = self.repos.range_mut(repo..=repo).next() {
+            needs.root_events.insert(root);
             // Clones the id in the index, which is shared; the id that came with the root would be one more copy.
-            Some((known, needs)) => {
-                needs.root_events.insert(root);
-                self.root_repos.insert(root, known.clone());
-            }
-            None if self.waiting_roots.add(repo, root) => {
-                self.root_repos.insert(root, repo.clone());
-            }
-            None => {}
+            return self.root_repos.insert(root, known.clone());
         }
-    }
-
-    fn root_removed(&mut self, root: &RootId, before: &mut Before) {
-        before.root(self, root);
-        for repo in self.root_repos.take(root) {
-            match self.repos.get_mut(&repo) {
-                Some(needs) => _ = needs.root_events.remove(root),
-                None => self.waiting_roots.0.remove(&repo, root),
-            }
-        }
-        self.mail.remove_root(root);
-        self.threads.remove(root);
-    }
-
-    /// Returns the root of the thread that an event is in, if it is known.
-    fn thread_of(&self, event: &RootId) -> Option<RootId> {
-        let is_root = || self.root_repos.of(event).next().map(|_| *event);
-        self.threads.roots.get(event).copied().or_else(is_root)
-    }
-
-    /// Adds a reply to the repositories of its thread's root.
-    fn add_reply(&mut self, root: RootId, reply: RootId, before: &mut Before) {
-        let reply = reply.as_reply();
-        if self.thread_of(&reply).is_some() || !self.threads.add(root, reply) {
-            return;
-        }
-        before.root(self, &reply);
-        let repos: Vec<RepoId> = self.root_repos.of(&root).cloned().collect();
-        for repo in &repos {
-            self.root_added(reply, repo);
-        }
-        self.add_waiting_replies(root, reply, before);
-    }
-
-    /// Adds the replies that came before the event that they answer.
-    fn add_waiting_replies(&mut self, root: RootId, to: RootId, before: &mut Before) {
-        let mut open = self.threads.waiting.take(&to);
-        while let Some(reply) = open.pop_first() {
-            if self.thread_of(&root).is_some() {
-                self.add_reply(root, reply, before);
-            }
-        }
-    }
-
-    /// Adds a member to the repositories that it names, and to those of the members that it names.
-    fn member_added(
-        &mut self,
-        member: Coordinate,
-        mut repos: Vec<RepoId>,
-        of: Vec<Coordinate>,
-        before: &mut Before,
-    ) {
-        for named in of {
-            match self.members.contains(&named) {
-                true => repos.extend(self.members.repos_of(&named).cloned()),
-                false => self
-                    .members
-                    .waiting
-                    .add(member.public_key, named, member.clone()),
-            }
-        }
-        let mut open = vec![(member, repos)];
-        while let Some((member, repos)) = open.pop() {
-            before.member(self, &member);
-            // A known member passes nothing on, so that members that name each other end the loop.
-            let new = repos
-                .into_iter()
-                .filter(|repo| self.members.add(&member, repo));
-            let new: Vec<RepoId> = new.collect();
-            if !new.is_empty() {
-                let waiting = self.members.waiting.take(&member).into_iter();
-                open.extend(waiting.map(|by| (by, new.clone())));
-            }
-        }
+        self.waiting_roots.add(repo, root) && self.root_repos.insert(root, repo.clone())
     }
 
     fn remove_listing(&mut self, relay: &RelayUrl, repo: &RepoId, before: &mut Before) {

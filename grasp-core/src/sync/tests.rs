@@ -383,10 +383,10 @@ fn members_that_name_each_other_end_and_are_limited() {
         member_added(&other, &[1], &[&one]),
     ]);
     assert_eq!(coordinates(&index, "a"), [one, other]);
-    let many = 0..2 * super::threads::MAX_PER_REPO;
+    let many = 0..2 * super::members::MAX_PER_REPO;
     let many = many.map(|n| member_added(&member(30_023, &n.to_string()), &[1], &[]));
     let _ = index.apply(many);
-    assert_eq!(coordinates(&index, "a").len(), super::threads::MAX_PER_REPO);
+    assert_eq!(coordinates(&index, "a").len(), super::members::MAX_PER_REPO);
 }
 
 fn author(n: u8) -> PublicKey {
@@ -469,4 +469,82 @@ fn a_relay_of_an_author_is_a_target_while_a_root_of_theirs_is_wanted() {
     let delta = index.apply([IndexChange::RootRemoved { root: root(1) }]);
     assert!(delta.retired.contains(&mail) && !is_target(&index));
     assert!(index.authors()[&author(7)].roots.is_empty());
+}
+
+#[test]
+fn a_reply_that_was_removed_before_its_root_comes_is_not_wanted() {
+    let removed = IndexChange::RootRemoved { root: root(2) };
+    let index = index([
+        announced(1, Full, &["a"]),
+        replied(2, &[1]),
+        replied(3, &[2]),
+        removed,
+        root_added(1, &[1]),
+    ]);
+    let wanted = index.target(&relay("a"));
+    assert_eq!(wanted, Some(needs(&[(1, Full)], &[1])));
+}
+
+#[test]
+fn a_reply_to_two_threads_is_wanted_until_both_are_removed() {
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        announced(2, Full, &["b"]),
+        replied(4, &[3]),
+        root_added(1, &[1]),
+        replied(3, &[1, 2]),
+        root_added(2, &[2]),
+    ]);
+    for (name, n) in [("a", 1), ("b", 2)] {
+        let wanted = index.target(&relay(name));
+        assert_eq!(wanted, Some(needs(&[(n, Full)], &[n, 3, 4])));
+    }
+    index.apply([IndexChange::RootRemoved { root: root(1) }]);
+    assert_eq!(
+        index.target(&relay("a")),
+        Some(needs(&[(1, Full)], &[])),
+        "as after a restart"
+    );
+    let of_two = needs(&[(2, Full)], &[2, 3, 4]);
+    assert_eq!(index.target(&relay("b")), Some(of_two.clone()));
+    let delta = index.apply([IndexChange::RootRemoved { root: root(2) }]);
+    assert_eq!(delta.removed, [(relay("b"), needs(&[], &[2, 3, 4]))].into());
+    index.apply([root_added(2, &[2])]);
+    assert_eq!(index.target(&relay("b")), Some(of_two));
+}
+
+#[test]
+fn a_member_passes_on_the_repositories_that_it_gets_later() {
+    let (app, release, notes) = (
+        member(32_267, "app"),
+        member(30_063, "app@1"),
+        member(30_023, "notes"),
+    );
+    let index = index([
+        announced(1, Full, &["a"]),
+        announced(2, Full, &["b"]),
+        member_added(&release, &[2], &[&app]),
+        member_added(&notes, &[], &[&release]),
+        member_added(&app, &[1], &[]),
+    ]);
+    assert_eq!(
+        coordinates(&index, "a"),
+        [notes.clone(), release.clone(), app]
+    );
+    assert_eq!(coordinates(&index, "b"), [notes, release]);
+}
+
+#[test]
+fn removed_threads_leave_nothing_behind() {
+    let mut index = index([
+        announced(1, Full, &["a"]),
+        root_added(1, &[1]),
+        replied(2, &[1]),
+        replied(3, &[2, 1]),
+        replied(4, &[9]),
+    ]);
+    for n in [1, 2, 3, 4] {
+        index.apply([IndexChange::RootRemoved { root: root(n) }]);
+    }
+    assert!(index.threads.is_empty());
 }

@@ -1,252 +1,230 @@
-//! The replies of each root, the coordinates of each repository, and those of both that came before what they name.
+//! The threads of replies, at any depth, and the replies that came before what they answer.
+//!
+//! A reply is in the threads of all that it answers. What follows from the events here follows in any order of arrival and
+//! removal: a reply to an event that is not here, or no longer, waits for it.
 
-use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::RepoId;
-use nostr::key::PublicKey;
-use nostr::nips::nip01::Coordinate;
 
+use super::SyncIndex;
+use super::pairs::Pairs;
 use super::roots::RootId;
+use super::state::Before;
+use super::waiters::Waiters;
 
 /// Maximum number of replies per thread that are requested by id. Events that name the root are requested anyway.
 const MAX_REPLIES: usize = 500;
+
+/// Maximum number of threads per reply.
+const MAX_THREADS_PER_REPLY: usize = 16;
 
 /// Maximum number of replies that wait for the event that they answer. Relays send new events first, so replies come
 /// before their roots. Beyond it, the one that has waited longest is removed.
 const MAX_WAITING_REPLIES: usize = 50_000;
 
-/// Roots and their replies, at any depth.
+/// Roots and their replies.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Threads {
-    /// The root of each reply's thread.
-    pub(super) roots: BTreeMap<RootId, RootId>,
+    /// The roots of the threads that a reply is in. A reply without any is not known.
+    roots: Pairs<RootId, RootId>,
     /// Number of replies per root.
     sizes: BTreeMap<RootId, usize>,
-    /// Replies by the unknown event that they answer.
-    pub(super) waiting: Waiters<RootId, RootId, (), MAX_WAITING_REPLIES>,
+    /// The events that a reply answers, known or not.
+    answers: Pairs<RootId, RootId>,
+    /// The replies to a known event.
+    replies: Pairs<RootId, RootId>,
+    /// The replies to an unknown event.
+    waiting: Waiters<RootId, RootId, (), MAX_WAITING_REPLIES>,
 }
 
 impl Threads {
-    /// Adds a reply to a thread; `false` if the thread is full.
-    pub(super) fn add(&mut self, root: RootId, reply: RootId) -> bool {
-        let size = self.sizes.entry(root).or_default();
-        if *size >= MAX_REPLIES {
+    /// Returns whether an event answers another one.
+    pub(super) fn is_reply(&self, event: &RootId) -> bool {
+        self.answers.of(event).next().is_some()
+    }
+
+    /// Returns whether no reply is known or waits.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let all = [&self.roots, &self.answers, &self.replies];
+        all.iter().all(|pairs| pairs.is_empty()) && self.sizes.is_empty() && self.waiting.is_empty()
+    }
+
+    fn is_in_any(&self, reply: &RootId) -> bool {
+        self.roots.of(reply).next().is_some()
+    }
+
+    /// Adds a reply to a thread; false if it cannot be in it because a limit is reached.
+    fn join(&mut self, root: RootId, reply: RootId) -> bool {
+        if self.roots.contains(&reply, &root) {
+            return true;
+        }
+        let size = self.sizes.get(&root).copied().unwrap_or_default();
+        if size >= MAX_REPLIES || self.roots.of(&reply).count() >= MAX_THREADS_PER_REPLY {
             return false;
         }
-        *size += 1;
+        self.sizes.insert(root, size + 1);
         self.roots.insert(reply, root);
         true
     }
 
-    /// Removes an event. Replies to it stay, because they may still be served.
-    pub(super) fn remove(&mut self, event: &RootId) {
-        let Some(root) = self.roots.remove(event) else {
-            return;
-        };
-        if let Entry::Occupied(mut size) = self.sizes.entry(root) {
-            match *size.get() {
-                ..=1 => _ = size.remove(),
-                _ => *size.get_mut() -= 1,
-            }
-        }
-    }
-}
-
-/// Maximum number of coordinates per repository.
-pub(super) const MAX_PER_REPO: usize = 500;
-/// Maximum number of repositories per coordinate.
-const MAX_REPOS_PER_MEMBER: usize = 8;
-/// Maximum number of coordinates, those of repositories that are not announced included.
-const MAX_MEMBERS: usize = 50_000;
-/// Maximum number of coordinates that wait for a member that they name. Beyond it, the author with most loses one.
-const MAX_WAITING_MEMBERS: usize = 10_000;
-
-/// The coordinates of each repository, announced or not.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Members {
-    repos: BTreeMap<Coordinate, BTreeSet<RepoId>>,
-    by_repo: BTreeMap<RepoId, BTreeSet<Coordinate>>,
-    /// Coordinates by the coordinate that they name and that is not a member yet, grouped by author.
-    pub(super) waiting: Waiters<Coordinate, Coordinate, PublicKey, MAX_WAITING_MEMBERS>,
-}
-
-impl Members {
-    /// Returns whether a coordinate is a member of any repository.
-    pub(super) fn contains(&self, member: &Coordinate) -> bool {
-        self.repos.contains_key(member)
-    }
-
-    pub(super) fn repos_of(&self, member: &Coordinate) -> impl Iterator<Item = &RepoId> {
-        self.repos.get(member).into_iter().flatten()
-    }
-
-    pub(super) fn of(&self, repo: &RepoId) -> impl Iterator<Item = &Coordinate> {
-        self.by_repo.get(repo).into_iter().flatten()
-    }
-
-    /// Adds a member to a repository; `false` if it was a member, or a limit is reached.
-    pub(super) fn add(&mut self, member: &Coordinate, repo: &RepoId) -> bool {
-        let is_known = self.contains(member);
-        let of_repo = self.by_repo.get(repo).map_or(0, BTreeSet::len);
-        let of_member = self.repos.get(member).map_or(0, BTreeSet::len);
-        let is_full = of_repo >= MAX_PER_REPO || of_member >= MAX_REPOS_PER_MEMBER;
-        if is_full || (!is_known && self.repos.len() >= MAX_MEMBERS) {
-            return false;
-        }
-        self.by_repo
-            .entry(repo.clone())
-            .or_default()
-            .insert(member.clone());
-        self.repos
-            .entry(member.clone())
-            .or_default()
-            .insert(repo.clone())
-    }
-}
-
-/// Values that wait for a key, each in a group.
-///
-/// A client can name keys that never come, so a full collection still accepts values: the largest group loses its oldest
-/// value, and of groups of the same size the one with the oldest.
-#[derive(Clone, Debug)]
-pub(super) struct Waiters<K, V, G, const CAPACITY: usize> {
-    /// The position of each value in that order. `None` comes before every value of a key.
-    values: BTreeMap<(K, Option<V>), (G, u64)>,
-    /// The values of each group in order of arrival.
-    order: BTreeMap<(G, u64), (K, V)>,
-    sizes: BTreeMap<G, usize>,
-    /// The groups by size and oldest arrival.
-    rank: BTreeSet<(usize, Reverse<u64>, G)>,
-    arrivals: u64,
-}
-
-impl<K, V, G, const CAPACITY: usize> Default for Waiters<K, V, G, CAPACITY> {
-    fn default() -> Self {
-        Self {
-            values: BTreeMap::new(),
-            order: BTreeMap::new(),
-            sizes: BTreeMap::new(),
-            rank: BTreeSet::new(),
-            arrivals: 0,
-        }
-    }
-}
-
-impl<K, V, G, const CAPACITY: usize> Waiters<K, V, G, CAPACITY>
-where
-    K: Ord + Clone,
-    V: Ord + Clone,
-    G: Ord + Copy,
-{
-    /// Adds a value that waits for a key.
-    pub(super) fn add(&mut self, group: G, key: K, value: V) {
-        let waiting = (key.clone(), Some(value.clone()));
-        if self.values.contains_key(&waiting) {
-            return;
-        }
-        if self.order.len() >= CAPACITY {
-            self.evict();
-        }
-        self.arrivals += 1;
-        let position = (group, self.arrivals);
-        self.update_group(group, |all| {
-            all.values.insert(waiting, position);
-            all.order.insert(position, (key, value));
-            *all.sizes.entry(group).or_default() += 1;
-        });
-    }
-
-    /// Removes and returns the values that wait for a key.
-    pub(super) fn take(&mut self, key: &K) -> BTreeSet<V> {
-        let from = self.values.range((key.clone(), None)..);
-        let waiting = from.take_while(|((one, _), _)| one == key);
-        let positions: Vec<_> = waiting.map(|(_, position)| *position).collect();
-        positions
-            .into_iter()
-            .filter_map(|position| self.remove(position))
-            .collect()
-    }
-
-    fn evict(&mut self) {
-        let Some((_, Reverse(oldest), group)) = self.rank.last().copied() else {
-            return;
-        };
-        self.remove((group, oldest));
-    }
-
-    fn remove(&mut self, position: (G, u64)) -> Option<V> {
-        let group = position.0;
-        self.update_group(group, |all| {
-            let (key, value) = all.order.remove(&position)?;
-            all.values.remove(&(key, Some(value.clone())));
-            if let Some(size) = all.sizes.get_mut(&group) {
-                *size = size.saturating_sub(1);
-                if *size == 0 {
-                    all.sizes.remove(&group);
+    /// Removes a reply from all threads.
+    fn leave(&mut self, reply: &RootId) {
+        for root in self.roots.take(reply) {
+            if let Entry::Occupied(mut size) = self.sizes.entry(root) {
+                match *size.get() {
+                    ..=1 => _ = size.remove(),
+                    _ => *size.get_mut() -= 1,
                 }
             }
-            Some(value)
-        })
-    }
-
-    /// Changes the values of a group, and updates its rank.
-    fn update_group<T>(&mut self, group: G, change: impl FnOnce(&mut Self) -> T) -> T {
-        if let Some(rank) = self.rank_of(group) {
-            self.rank.remove(&rank);
         }
-        let changed = change(self);
-        let rank = self.rank_of(group);
-        self.rank.extend(rank);
-        changed
     }
 
-    fn rank_of(&self, group: G) -> Option<(usize, Reverse<u64>, G)> {
-        let size = self.sizes.get(&group)?;
-        let (first, _) = self.order.range((group, 0)..=(group, u64::MAX)).next()?;
-        Some((*size, Reverse(first.1), group))
+    /// Lets a reply wait for an event.
+    fn wait(&mut self, event: RootId, reply: RootId) {
+        self.replies.remove(&event, &reply);
+        if let Some((event, reply)) = self.waiting.add((), event, reply) {
+            self.answers.remove(&reply, &event);
+        }
+    }
+
+    /// Notes a reply to a known event.
+    fn link(&mut self, event: RootId, reply: RootId) {
+        self.waiting.remove(&event, &reply);
+        self.replies.insert(event, reply);
+    }
+
+    fn unlink(&mut self, event: &RootId, reply: &RootId) {
+        self.waiting.remove(event, reply);
+        self.replies.remove(event, reply);
+        self.answers.remove(reply, event);
+    }
+
+    /// Returns the replies to an event, those that waited for it included, so that they can be linked.
+    fn take_replies(&mut self, event: &RootId) -> Vec<RootId> {
+        let mut replies: Vec<RootId> = self.replies.of(event).copied().collect();
+        replies.extend(self.waiting.take(event));
+        replies
+    }
+
+    /// Returns an event and all replies below it.
+    fn below(&self, event: RootId) -> BTreeSet<RootId> {
+        let mut below = BTreeSet::from([event]);
+        let mut open = vec![event];
+        while let Some(event) = open.pop() {
+            for reply in self.replies.of(&event) {
+                if below.insert(*reply) {
+                    open.push(*reply);
+                }
+            }
+        }
+        below
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_taken_once() {
-        let mut waiters = Waiters::<_, _, _, 9>::default();
-        for value in ['a', 'b', 'a'] {
-            waiters.add(0, "key", value);
+impl SyncIndex {
+    /// Adds a reply to the events that it answers.
+    pub(super) fn replied(&mut self, reply: RootId, to: Vec<RootId>, before: &mut Before) {
+        let is_known = self.root_repos.of(&reply).next().is_some();
+        if is_known && !self.threads.is_reply(&reply) {
+            // A root stays one.
+            return;
         }
-        waiters.add(0, "other", 'c');
-        assert_eq!(waiters.take(&"key"), ['a', 'b'].into());
-        assert!(waiters.take(&"key").is_empty());
-        assert_eq!(
-            (waiters.order.len(), waiters.rank.len(), waiters.sizes[&0]),
-            (1, 1, 1)
-        );
-        assert_eq!(waiters.take(&"other"), ['c'].into());
-        assert!(waiters.order.is_empty() && waiters.rank.is_empty() && waiters.sizes.is_empty());
+        for event in to {
+            if event != reply {
+                self.threads.answers.insert(reply, event);
+            }
+        }
+        self.join_threads(vec![reply], before);
     }
 
-    #[test]
-    fn a_full_collection_evicts_from_the_largest_group_then_the_oldest() {
-        let mut waiters = Waiters::<_, _, _, 100>::default();
-        waiters.add("honest", 1_000_000, ());
-        for key in 0..10_000 {
-            waiters.add("large", key, ());
+    /// Adds the replies to a root that came before it, or before its last repository.
+    pub(super) fn join_replies(&mut self, root: &RootId, before: &mut Before) {
+        let replies = self.threads.take_replies(root);
+        self.join_threads(replies, before);
+    }
+
+    /// Removes a root or reply. Replies to it that are in no other thread wait for it, as they do after a restart.
+    pub(super) fn root_removed(&mut self, root: &RootId, before: &mut Before) {
+        let below = self.threads.below(*root);
+        for event in &below {
+            before.root(self, event);
         }
-        assert_eq!(waiters.order.len(), 100);
-        assert_eq!(
-            waiters.take(&1_000_000).len(),
-            1,
-            "the largest group is evicted from first"
-        );
-        assert!(waiters.take(&0).is_empty() && !waiters.take(&9_999).is_empty());
-        let mut waiters = Waiters::<_, _, _, 100>::default();
-        (0..101).for_each(|group| waiters.add(group, group, ()));
-        assert!(waiters.take(&0).is_empty(), "the oldest");
-        assert!((1..101).all(|key| waiters.take(&key).len() == 1));
+        for event in &below {
+            for repo in self.root_repos.take(event) {
+                match self.repos.get_mut(&repo) {
+                    Some(needs) => _ = needs.root_events.remove(event),
+                    None => self.waiting_roots.0.remove(&repo, event),
+                }
+            }
+            self.threads.leave(event);
+        }
+        self.mail.remove_root(root);
+        let answered: Vec<RootId> = self.threads.answers.of(root).copied().collect();
+        for event in answered {
+            self.threads.unlink(&event, root);
+        }
+        let replies = below.into_iter().filter(|event| event != root);
+        self.join_threads(replies.collect(), before);
+    }
+
+    /// Adds replies to the threads of what they answer, and then the replies to these.
+    fn join_threads(&mut self, mut open: Vec<RootId>, before: &mut Before) {
+        while let Some(reply) = open.pop() {
+            // A reply that is not in more threads than before passes nothing on, so that this ends.
+            if self.join_threads_of_answered(reply.as_reply(), before) {
+                open.extend(self.threads.take_replies(&reply));
+            }
+        }
+    }
+
+    /// Adds a reply to the threads of what it answers; returns whether that made a difference.
+    fn join_threads_of_answered(&mut self, reply: RootId, before: &mut Before) -> bool {
+        let answered: Vec<RootId> = self.threads.answers.of(&reply).copied().collect();
+        let mut is_changed = false;
+        for event in answered {
+            let roots = self.threads_of(&event);
+            if roots.is_empty() {
+                self.threads.wait(event, reply);
+                continue;
+            }
+            self.threads.link(event, reply);
+            let mut is_in_one = false;
+            for root in roots {
+                let was_in = self.threads.roots.contains(&reply, &root);
+                if self.threads.join(root, reply) {
+                    is_in_one = true;
+                    is_changed |= !was_in | self.add_to_repos_of(root, reply, before);
+                }
+            }
+            if !is_in_one {
+                self.threads.unlink(&event, &reply);
+            }
+        }
+        is_changed
+    }
+
+    /// Adds a reply to the repositories of a root; returns whether any is new.
+    fn add_to_repos_of(&mut self, root: RootId, reply: RootId, before: &mut Before) -> bool {
+        let repos: Vec<RepoId> = self.root_repos.of(&root).cloned().collect();
+        let mut is_any_new = false;
+        for repo in &repos {
+            if !self.root_repos.contains(&reply, repo) {
+                before.root(self, &reply);
+                is_any_new |= self.root_added(reply, repo);
+            }
+        }
+        is_any_new
+    }
+
+    /// Returns the roots of the threads that an event is in; none if it is not known.
+    fn threads_of(&self, event: &RootId) -> Vec<RootId> {
+        if self.threads.is_in_any(event) {
+            return self.threads.roots.of(event).copied().collect();
+        }
+        let is_root = self.root_repos.of(event).next().is_some();
+        is_root.then_some(*event).into_iter().collect()
     }
 }

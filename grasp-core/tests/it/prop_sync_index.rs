@@ -221,43 +221,44 @@ fn member(n: usize) -> Coordinate {
     }
 }
 
-/// Roots, and replies to them or to each other, each of which may name its root too.
+/// Roots, and replies to any of them or of each other, also in two threads or to an event that never comes.
 fn any_threads() -> impl Strategy<Value = Vec<IndexChange>> {
     let roots = btree_map(any_root(), vec(any_repo(), 1..3), 1..6);
-    let replies = vec((any::<Index>(), any::<bool>()), 0..8);
-    (roots, replies).prop_map(|(roots, replies)| {
+    let replies = vec(vec(any::<Index>(), 1..4), 0..8);
+    let author_relays = vec(btree_set(any_relay(), 0..3), 3);
+    (roots, replies, author_relays).prop_map(|(roots, replies, author_relays)| {
+        let never = EventId::from_byte_array([99; 32]).into();
+        let mut events: Vec<RootId> = roots.keys().copied().chain([never]).collect();
         let mut changes = Vec::new();
-        // Each event with the root of its thread.
-        let mut events: Vec<(RootId, RootId)> = roots.keys().map(|root| (*root, *root)).collect();
+        for (n, relays) in author_relays.into_iter().enumerate() {
+            let author = author(n as u8);
+            changes.push(IndexChange::AuthorRelays { author, relays });
+        }
         for (root, repos) in roots {
+            let author = author_of(&root);
             changes.push(IndexChange::RootAdded {
                 root,
                 repos,
-                author: None,
+                author,
             });
         }
-        for (n, (parent, names_root)) in replies.into_iter().enumerate() {
-            let (parent, root) = *parent.get(&events);
-            let mut to = vec![parent];
-            to.extend(names_root.then_some(root));
+        for (n, to) in replies.into_iter().enumerate() {
+            let to = to.iter().map(|event| *event.get(&events)).collect();
             let reply = reply(n);
             changes.push(IndexChange::Replied { reply, to });
-            events.push((reply, root));
+            events.push(reply);
         }
         changes
     })
 }
 
-/// Addressable events, each of which names repositories or another one.
+/// Addressable events, each of which names repositories, other ones, or both.
 fn any_members() -> impl Strategy<Value = Vec<IndexChange>> {
-    let named = (any::<Index>(), any::<bool>(), vec(any_repo(), 1..3));
-    vec(named, 0..6).prop_map(|members| {
+    let named = (vec(any_repo(), 0..3), vec(0..8_usize, 0..3));
+    vec(named, 0..7).prop_map(|members| {
         let mut changes = Vec::new();
-        for (n, (other, names_other, repos)) in members.into_iter().enumerate() {
-            let (repos, of) = match names_other && n > 0 {
-                true => (Vec::new(), vec![member(other.index(n))]),
-                false => (repos, Vec::new()),
-            };
+        for (n, (repos, of)) in members.into_iter().enumerate() {
+            let of = of.into_iter().map(member).collect();
             let member = member(n);
             changes.push(IndexChange::MemberAdded { member, repos, of });
         }
@@ -271,24 +272,15 @@ fn any_feed() -> impl Strategy<Value = Vec<IndexChange>> {
     parts.prop_map(|(announcements, threads, members)| [announcements, threads, members].concat())
 }
 
-/// Returns what may be removed: repositories, and events that no other one answers. Replies to a removed event stay.
+/// Returns all that may be removed: repositories, roots and replies.
 fn removals(feed: &[IndexChange]) -> Vec<IndexChange> {
-    let answered: BTreeSet<RootId> = feed
-        .iter()
-        .flat_map(|change| match change {
-            IndexChange::Replied { to, .. } => to.clone(),
-            _ => Vec::new(),
-        })
-        .collect();
     let mut removals = Vec::new();
     for change in feed {
         match change {
             IndexChange::Announced { repo, .. } => {
                 removals.push(IndexChange::Retired { repo: repo.clone() });
             }
-            IndexChange::RootAdded { root, .. } | IndexChange::Replied { reply: root, .. }
-                if !answered.contains(root) =>
-            {
+            IndexChange::RootAdded { root, .. } | IndexChange::Replied { reply: root, .. } => {
                 removals.push(IndexChange::RootRemoved { root: *root });
             }
             _ => {}
@@ -297,17 +289,17 @@ fn removals(feed: &[IndexChange]) -> Vec<IndexChange> {
     removals
 }
 
-/// Returns whether a removal has to come after this change: it undoes it, or what it undoes answers it.
+/// Returns whether a removal has to come after this change, because it undoes it.
 fn is_before(change: &IndexChange, removal: &IndexChange) -> bool {
     match (change, removal) {
         (
             IndexChange::Announced { repo, .. } | IndexChange::Unlisted { repo, .. },
-            IndexChange::Retired { repo: retired },
-        ) => repo == retired,
+            IndexChange::Retired { repo: removed },
+        ) => repo == removed,
         (
-            IndexChange::RootAdded { .. } | IndexChange::Replied { .. },
-            IndexChange::RootRemoved { .. },
-        ) => true,
+            IndexChange::RootAdded { root, .. } | IndexChange::Replied { reply: root, .. },
+            IndexChange::RootRemoved { root: removed },
+        ) => root == removed,
         _ => false,
     }
 }
