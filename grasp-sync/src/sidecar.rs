@@ -30,7 +30,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use crate::driver::codec::{self, RelayMessage};
 use crate::driver::{Client, Limits, Outbound, Roots, Task, Unanswered};
-use crate::engine::{InventoryFailed, Row, Said};
+use crate::engine::{InventoryFailed, Row, Said, SubId};
 use crate::local::{News, SyncedRelay, Taken};
 
 /// News that may wait for the syncer.
@@ -263,9 +263,7 @@ impl Follower {
     ) -> Result<std::convert::Infallible, Unanswered> {
         let began = Timestamp::now();
         let mut filters = self.live_filters().into_iter();
-        let mut live = client
-            .subscribe(&filters.next().unwrap_or_default())
-            .await?;
+        let mut live = subscribe_to_first(client, &mut filters).await?;
         self.read(client).await?;
         self.read_members(client).await?;
         match std::mem::replace(&mut self.has_caught_up, true) {
@@ -287,11 +285,8 @@ impl Follower {
                     self.since = Some(Timestamp::now() - OVERLAP);
                 }
                 RelayMessage::Said(Said::Closed { sub, text }) if sub == live => {
-                    let Some(filter) = filters.next() else {
-                        tracing::warn!(text, "the local relay refuses every live subscription");
-                        return Err(Unanswered::Closed(text));
-                    };
-                    live = client.subscribe(&filter).await?;
+                    tracing::debug!(text, "the local relay ended the live subscription");
+                    live = subscribe_to_first(client, &mut filters).await?;
                     self.read(client).await?;
                 }
                 _ => {}
@@ -409,6 +404,22 @@ impl Follower {
             .await
             .map_err(|_| Unanswered::Lost)
     }
+}
+
+/// Subscribes to the first of these filters that the relay accepts.
+async fn subscribe_to_first(
+    client: &mut Client,
+    filters: impl Iterator<Item = Filter>,
+) -> Result<SubId, Unanswered> {
+    let mut refusal = Unanswered::Lost;
+    for filter in filters {
+        match client.subscribe_live(&filter).await {
+            Err(refused @ Unanswered::Closed(_)) => refusal = refused,
+            answered => return answered,
+        }
+    }
+    tracing::warn!(%refusal, "the local relay refuses every live subscription");
+    Err(refusal)
 }
 
 /// Returns the addressable kinds beside these. States are addressable too, and nothing names them.

@@ -190,6 +190,25 @@ impl Client {
         Ok(sub)
     }
 
+    /// Subscribes to a filter, and waits until the relay has sent what is stored or refuses.
+    pub(crate) async fn subscribe_live(&mut self, filter: &Filter) -> Result<SubId, Unanswered> {
+        let live = self.subscribe(filter).await?;
+        loop {
+            match self.receive_answer().await? {
+                RelayMessage::Said(Said::Eose { sub, .. }) if sub == live => return Ok(live),
+                RelayMessage::Said(Said::Closed { sub, text }) if sub == live => {
+                    return Err(Unanswered::Closed(text));
+                }
+                // As for a page.
+                RelayMessage::Said(Said::Notice { text }) if is_refusal(&text) => {
+                    return Err(Unanswered::Closed(text));
+                }
+                other @ RelayMessage::Event(..) => self.deferred.push_back(other),
+                _ => {}
+            }
+        }
+    }
+
     /// Starts to read everything that is stored for a filter.
     pub(crate) fn read(&mut self, filter: Filter) -> PagedRead<'_> {
         PagedRead {

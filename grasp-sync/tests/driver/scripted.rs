@@ -259,6 +259,8 @@ pub(crate) struct HonestRelay {
 pub(crate) struct Quirks {
     /// The most events that it returns for a filter.
     pub(crate) max_limit: usize,
+    /// The most subscriptions of one connection. A REQ beyond it is refused by this notice, and never answered.
+    pub(crate) max_subs: (usize, &'static str),
     /// Sent when a client connects.
     pub(crate) greeting: Option<fn() -> Value>,
     /// The whole answer to a REQ that it refuses.
@@ -272,6 +274,7 @@ pub(crate) struct Quirks {
 impl Quirks {
     pub(crate) const NONE: Self = Self {
         max_limit: usize::MAX,
+        max_subs: (usize::MAX, ""),
         greeting: None,
         refuse: |_| None,
         reject: |_| None,
@@ -391,6 +394,11 @@ impl HonestRelay {
             Some("REQ") => {
                 if let Some(refusal) = (self.quirks.refuse)(&message) {
                     client.send(refusal).await;
+                    return;
+                }
+                let (max_subs, notice) = self.quirks.max_subs;
+                if !open.contains_key(&sub) && open.len() >= max_subs {
+                    client.send(json!(["NOTICE", notice])).await;
                     return;
                 }
                 let mut limited = message.clone();

@@ -6,9 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grasp_core::nostr::event::Event;
+use futures_util::StreamExt as _;
+use grasp_core::nostr::event::{Event, Kind};
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
-use grasp_sync::local::{InventoryFailed, SyncedRelay};
+use grasp_core::nostr::types::Timestamp;
+use grasp_core::{RepoId, kinds};
+use grasp_sync::local::{InventoryFailed, News, SyncedRelay};
 use grasp_sync::{Sidecar, Syncer};
 use serde_json::{Value, json};
 
@@ -16,25 +19,67 @@ use crate::events::Author;
 use crate::local::{Local, TEST_TIMEOUT};
 use crate::scripted::{HonestRelay, Quirks};
 
-/// At most 500 events for a filter. A filter that it cannot index is refused by a notice, and never answered. Old and
-/// large events are refused.
+/// At most 500 events for a filter, and 20 subscriptions. A filter that it cannot index and a subscription too many are refused
+/// by a notice, and never answered. Its reasons begin with `ERROR: `. Large, old and future events are refused, and large tags.
 const STRFRY: Quirks = Quirks {
     max_limit: 500,
-    refuse: |req| {
-        let is_large = |value: &Value| value.as_str().is_some_and(|text| text.len() > 255);
-        let filter = req[2].as_object()?;
-        let tags = filter.iter().filter(|(key, _)| key.starts_with('#'));
-        let mut values = tags.flat_map(|(_, values)| values.as_array().into_iter().flatten());
-        let text = "ERROR: bad req: filter item too large";
-        values.any(is_large).then(|| json!(["NOTICE", text]))
-    },
+    max_subs: (20, "ERROR: too many concurrent REQs"),
+    refuse: |req| strfry_refuses(req).map(|text| json!(["NOTICE", text])),
     reject: |event| {
-        let is_large = event.content.len() > 65_536;
-        is_large.then_some("invalid: event too large")
+        const YEAR: u64 = 365 * 24 * 60 * 60;
+        let (at, now) = (event.created_at.as_secs(), Timestamp::now().as_secs());
+        let mut values = event.tags.iter().flat_map(|tag| tag.as_slice());
+        if json!(event).to_string().len() > 65_536 {
+            return Some("invalid: event too large");
+        }
+        if at < now - 3 * YEAR || at > now + 900 {
+            return Some("invalid: created_at too early or too late");
+        }
+        if event.tags.len() > 2_000 || values.any(|value| value.len() > 1_024) {
+            return Some("invalid: tag val too large");
+        }
+        None
     },
     duplicate: (true, "duplicate: have this event"),
     ..Quirks::NONE
 };
+
+/// Returns how strfry refuses a REQ, if it does.
+fn strfry_refuses(req: &Value) -> Option<&'static str> {
+    if req[1].as_str()?.len() > 64 {
+        return Some("ERROR: bad req: subscription id too long");
+    }
+    for filter in req.as_array()?.iter().skip(2) {
+        let mut names = 0;
+        for (key, values) in filter.as_object()? {
+            let known = ["ids", "authors", "kinds", "since", "until", "limit"];
+            names += usize::from(key.starts_with('#'));
+            if !key.starts_with('#') && !known.contains(&key.as_str()) {
+                return Some("ERROR: bad req: unrecognised filter item");
+            }
+            let mut bytes = 0;
+            let texts = values.as_array().into_iter().flatten();
+            for text in texts.filter_map(Value::as_str) {
+                let is_id = ["ids", "authors", "#e", "#p"].contains(&key.as_str());
+                let is_hex = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+                bytes += if is_id { 32 } else { text.len() };
+                if text.len() > 255 {
+                    return Some("ERROR: bad req: filter item too large");
+                }
+                if is_id && !is_hex {
+                    return Some("ERROR: bad req: filter item too small");
+                }
+            }
+            if bytes > 65_535 {
+                return Some("ERROR: bad req: total filter items too large");
+            }
+        }
+        if names > 3 {
+            return Some("ERROR: bad req: too many tags in filter");
+        }
+    }
+    None
+}
 
 /// No limits. Some authors are not on its list.
 const NOSTR_RS: Quirks = Quirks {
@@ -52,30 +97,52 @@ const KHATRU: Quirks = Quirks {
     max_limit: 250,
     greeting: Some(|| json!(["AUTH", "a challenge"])),
     refuse: |req| {
-        let filter = req[2].as_object()?;
-        let names = |key: &String| !["limit", "since", "until"].contains(&key.as_str());
         let text = "blocked: can't handle empty filters";
-        (!filter.keys().any(names)).then(|| json!(["CLOSED", req[1], text]))
+        names_nothing(req).then(|| json!(["CLOSED", req[1], text]))
     },
     reject: |event| event.content.contains("spam").then_some("no spam here"),
     duplicate: (false, "duplicate: already have this event"),
+    ..Quirks::NONE
 };
+
+/// Returns whether the first filter of a REQ has neither kinds nor anything else that events are indexed by.
+fn names_nothing(req: &Value) -> bool {
+    let names = |key: &String| !["limit", "since", "until"].contains(&key.as_str());
+    let filter = req[2].as_object();
+    filter.is_some_and(|filter| !filter.keys().any(names))
+}
+
+/// Returns events of a repository that some relays refuse: large or unwanted, old, and with a large tag.
+fn odd_events(author: &Author, repo: &RepoId) -> [Event; 3] {
+    let address = repo.to_string();
+    let large = format!("spam {}", "x".repeat(70_000));
+    let [a, t] = [["a", &address], ["t", &large[..2_000]]];
+    [
+        author.issue(repo, &large),
+        author.issue_at(&address, "old", 1_500_000_000),
+        author.sign(Kind::GitIssue, "with a large tag", &[&a, &t]),
+    ]
+}
 
 /// Copies a repository with many issues, some of the same second, to a relay with these quirks.
 async fn assert_kept_complete(quirks: Quirks) {
     let author = Author::new();
-    let repo = author.repo("grasp").to_string();
-    let issue = |n: u64| author.issue_at(&repo, &n.to_string(), 1_700_000_000 + n / 40);
-    let issues: Vec<Event> = (0..700).map(issue).collect();
+    let repo = author.repo("grasp");
+    let since = Timestamp::now().as_secs() - 100_000;
+    let issue = |n: u64| author.issue_at(&repo.to_string(), &n.to_string(), since + n / 40);
+    let mut issues: Vec<Event> = (0..700).map(issue).collect();
     let there = HonestRelay::new(issues.clone());
     let remote = there.start().await;
     there.publish(author.announcement("grasp", &[&remote.url()]));
-    let refused = author.issue_at(
-        &repo,
-        &format!("spam {}", "x".repeat(70_000)),
-        1_700_000_000,
-    );
-    there.publish(refused.clone());
+    let mut refused = Vec::new();
+    for event in odd_events(&author, &repo) {
+        there.publish(event.clone());
+        match (quirks.reject)(&event) {
+            Some(_) => refused.push(event),
+            None => issues.push(event),
+        }
+    }
+    assert!(!refused.is_empty());
     let here = HonestRelay::quirky(quirks);
     let relay = here.start().await;
     let sidecar = || Arc::new(Sidecar::start(relay.url()));
@@ -87,8 +154,8 @@ async fn assert_kept_complete(quirks: Quirks) {
     };
     let syncer = Syncer::start(sidecar(), settings()).await.unwrap();
     here.until_has(&issues.iter().collect::<Vec<_>>()).await;
-    assert!(!here.has(&refused));
-    let live = author.issue(&author.repo("grasp"), "live");
+    assert!(!refused.iter().any(|event| here.has(event)));
+    let live = author.issue(&repo, "live");
     there.publish(live.clone());
     here.until_has(&[&live]).await;
     syncer.stop().await;
@@ -129,4 +196,46 @@ async fn a_filter_that_is_refused_by_a_notice_alone_fails_at_once() {
     assert_eq!(answered, Ok(Err(InventoryFailed::Unreadable)));
     let answered = sidecar.inventory(filter("x".into())).await;
     assert_eq!(answered, Ok(Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_live_subscription_that_is_refused_by_a_notice_alone_is_made_with_another_filter() {
+    let quirks = Quirks {
+        refuse: |req| {
+            let text = "ERROR: bad req: filter must specify kinds";
+            names_nothing(req).then(|| json!(["NOTICE", text]))
+        },
+        ..STRFRY
+    };
+    let here = HonestRelay::quirky(quirks);
+    let relay = here.start().await;
+    let sidecar = Sidecar::start(relay.url());
+    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
+    assert_eq!(feed.next().await, Some(News::CaughtUp));
+    let author = Author::new();
+    let issue = author.issue(&author.repo("grasp"), "live");
+    here.publish(issue.clone());
+    assert_eq!(feed.next().await, Some(News::Accepted(Arc::new(issue))));
+    assert_eq!(relay.received().connections, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_subscription_is_left_open_but_the_live_one() {
+    // One is live, and one reads. A third is never answered.
+    let quirks = Quirks {
+        max_subs: (2, "ERROR: too many concurrent REQs"),
+        ..STRFRY
+    };
+    let here = HonestRelay::quirky(quirks);
+    let author = Author::new();
+    here.publish(author.announcement("grasp", &[]));
+    let relay = here.start().await;
+    let sidecar = Sidecar::start(relay.url());
+    let mut feed = sidecar.accepted(&kinds::SELF_SUBSCRIPTION_KINDS);
+    while feed.next().await != Some(News::CaughtUp) {}
+    for _ in 0..30 {
+        let listed = sidecar.inventory(Filter::new().kind(Kind::GitRepoAnnouncement));
+        assert_eq!(listed.await.map(|rows| rows.len()), Ok(1));
+    }
+    assert_eq!(relay.received().connections, 2);
 }
