@@ -10,6 +10,8 @@ use grasp_purgatory::git::{GitProcess, Protocol, RefList, Refs, Service, Target}
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::git_fixture::{Fixture, Work, name};
+#[cfg(feature = "object-store")]
+use crate::git_packs::{self, Site};
 
 /// Upper bound of the size of one chunk of a list.
 const MAX_CHUNK: usize = 40 * 1024;
@@ -299,6 +301,40 @@ async fn refs_without_objects_are_left_out_for_a_client_that_pushes() {
             text.contains(&format!("{} refs/heads/a\n", lost.oid)),
             "{text}"
         );
+    }
+}
+
+#[cfg(feature = "object-store")]
+#[tokio::test]
+async fn a_node_reads_refs_once_for_each_generation() {
+    let site = Site::on_s3().await;
+    let writer = site.writer().await;
+    let (repo, work, first) = git_packs::repository(&writer, "x").await;
+    let requests = async || {
+        let list = (Service::ReceivePack, Protocol::V0);
+        let list = writer.store.advertisement(&repo, list, CLIENT).await;
+        let list = text_of(list.unwrap()).await;
+        let git = (Service::UploadPack, Protocol::V0);
+        let git = writer.store.advertise(&repo, git, CLIENT).await;
+        (list, output_of(git.unwrap()).await)
+    };
+    let second = work.commit("second");
+    for tip in [first, second] {
+        if tip == second {
+            let main = ("refs/heads/main", Some(tip));
+            writer.push(&repo, &work, &[main]).await.unwrap();
+        }
+        let (list, git) = requests().await;
+        let shown = format!("{tip} refs/heads/main");
+        assert!(
+            list.contains(&shown) && git.contains(&shown),
+            "{list} {git}"
+        );
+        let reads = site.database.reads_of_refs();
+        for _ in 0..4 {
+            assert_eq!(requests().await, (list.clone(), git.clone()));
+        }
+        assert_eq!(site.database.reads_of_refs(), reads);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A database in memory, whose commits are atomic and survive restarts of the store.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use grasp_core::quota::QuotaSubject;
@@ -9,7 +10,7 @@ use grasp_core::{Oid, RepoId};
 use grasp_purgatory::database::{
     Addition, Commit, Committed, Conflict, Database, DatabaseError, DatabaseFuture, Forget,
     Generation, MaintainerChanges, Pack, ProposalChanges, RepoChange, RepoRow, RetiredRef, View,
-    ViewChange,
+    ViewChange, ViewHead,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
@@ -24,6 +25,8 @@ pub(crate) struct MemoryDatabase {
     content: Mutex<Content>,
     fault: Mutex<CommitFault>,
     gate: Mutex<Option<Gate>>,
+    /// Times that the refs of a repository were read.
+    reads_of_refs: AtomicUsize,
 }
 
 /// What a commit tells when it begins, and then waits for.
@@ -76,6 +79,11 @@ impl MemoryDatabase {
     /// Refuses an event from now on.
     pub(crate) fn refuse(&self, id: EventId) {
         self.content().refused.insert(id);
+    }
+
+    #[cfg(feature = "object-store")]
+    pub(crate) fn reads_of_refs(&self) -> usize {
+        self.reads_of_refs.load(Ordering::SeqCst)
     }
 
     pub(crate) fn content(&self) -> MutexGuard<'_, Content> {
@@ -273,11 +281,25 @@ impl Database for MemoryDatabase {
     }
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
+        self.reads_of_refs.fetch_add(1, Ordering::SeqCst);
         answer(self.content().row(endpoint, &repo).view)
     }
 
+    fn view_head(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<ViewHead>> {
+        let view = self.content().row(endpoint, &repo).view;
+        answer(view.map(|view| ViewHead {
+            generation: view.generation,
+            shows: view.shows,
+        }))
+    }
+
     fn row(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, RepoRow> {
+        self.reads_of_refs.fetch_add(1, Ordering::SeqCst);
         answer(self.content().row(endpoint, &repo))
+    }
+
+    fn packs_of(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, BTreeSet<Pack>> {
+        answer(self.content().row(endpoint, &repo).packs)
     }
 
     fn retired(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Vec<RetiredRef>> {

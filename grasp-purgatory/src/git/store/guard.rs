@@ -117,7 +117,7 @@ impl RepoGuard {
         if !present.lost.is_empty() || self.held.run(move || Ok(proofs.exists())).await? {
             return Ok(());
         }
-        self.remember(present.row.tips()).await
+        self.remember(self.row().await?.tips()).await
     }
 
     /// A place for objects that are about to come.

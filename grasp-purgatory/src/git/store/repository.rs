@@ -12,13 +12,17 @@ use nostr::event::EventId;
 use super::collect::{self, Keep};
 use super::incoming::CopySource;
 use super::repair::{self, Inspection};
+use super::stored::Present;
 use super::{Incoming, RepoGuard, RepoStore, present};
-use crate::database::{Pack, RepoRow, RetiredRef};
+use crate::database::{Pack, RepoRow, RetiredRef, View};
 use crate::git::blocking;
 use crate::git::check::Objects;
 use crate::git::error::GitError;
 use crate::git::layout::{self, RepoDir};
 use crate::git::packs::cache::InUse;
+
+/// Times that refs and packs are read because refs were changed in between.
+const MAX_READS: usize = 8;
 
 /// One repository of a store: its objects, its refs, and what waits outside. None of it need exist.
 ///
@@ -203,14 +207,27 @@ impl Repository {
         repair::verify(self, before, now).await
     }
 
+    /// Reads refs and packs. Refs are those that are kept in memory, unless they have changed.
+    async fn readable_parts(&self) -> Result<ReadableParts, GitError> {
+        let mut view = self.store.view(&self.id).await?;
+        for _ in 0..MAX_READS {
+            let present = present(self).await?;
+            if present.is_none() {
+                return Ok(ReadableParts { view, present });
+            }
+            // No generation comes twice: if it is the same, the packs are of the time in between.
+            let after = self.store.view(&self.id).await?;
+            if after.generation == view.generation {
+                return Ok(ReadableParts { view, present });
+            }
+            view = after;
+        }
+        Err(GitError::Outdated)
+    }
+
     /// Returns a directory in which git reads the repository as it is committed now.
     pub(in crate::git) async fn readable(&self) -> Result<Readable, GitError> {
-        let mut view = self.store.view(&self.id).await?;
-        let present = present(self).await?;
-        if let Some(of_row) = present.as_ref().and_then(|it| it.row.view.as_ref()) {
-            // The refs of the same moment as the packs.
-            view = of_row.clone();
-        }
+        let ReadableParts { view, present } = self.readable_parts().await?;
         let bytes = match &present {
             Some(present) => present.bytes(),
             None => self.bytes().await?,
@@ -237,6 +254,13 @@ impl Repository {
             in_use: present.map(|present| present.in_use),
         })
     }
+}
+
+/// The refs and packs of a repository, of one moment.
+struct ReadableParts {
+    view: View,
+    /// `None` where all packs are on disk.
+    present: Option<Present>,
 }
 
 /// A directory in which git reads a repository.

@@ -18,7 +18,7 @@ use super::examination::{READ_TIMEOUT, visible_fault};
 use super::pack_change::{move_packs, unnamed_files};
 use super::unpacking::Quarantine;
 use super::{RepoGuard, RepoStore, Repository};
-use crate::database::{Commit, Pack, RepoRow};
+use crate::database::{Commit, Pack};
 use crate::git::blocking;
 use crate::git::error::GitError;
 use crate::git::layout;
@@ -27,8 +27,8 @@ use crate::git::packs::{
     self, KINDS, PackCache, PackFigures, PackStorage, PackStorageError, Soundness, UnnamedObjects,
 };
 
-/// Times that the row of a repository is read because packs of it were replaced while they were downloaded.
-const MAX_ROWS: usize = 4;
+/// Times that the packs of a repository are read because some were replaced while they were downloaded.
+const MAX_READS: usize = 4;
 
 /// Times that a pack is downloaded that came damaged.
 const MAX_DOWNLOADS: usize = 2;
@@ -36,8 +36,8 @@ const MAX_DOWNLOADS: usize = 2;
 /// A repository whose packs are on disk, and stay there while this is kept.
 #[derive(Clone, Debug)]
 pub(super) struct Present {
-    pub(super) row: RepoRow,
-    /// Packs that the row names and the pack storage does not have.
+    packs: BTreeSet<Pack>,
+    /// Those of them that the pack storage does not have.
     pub(super) lost: BTreeSet<Pack>,
     pub(super) in_use: Arc<InUse>,
 }
@@ -45,7 +45,7 @@ pub(super) struct Present {
 impl Present {
     /// Returns the size of the packs.
     pub(super) fn bytes(&self) -> u64 {
-        self.row.packs.iter().map(|pack| pack.bytes).sum()
+        self.packs.iter().map(|pack| pack.bytes).sum()
     }
 }
 
@@ -78,19 +78,20 @@ impl StoredPacks {
         Arc::new(self.cache.enter(endpoint, &repository.dir).await)
     }
 
-    /// Brings the packs that a repository's row names onto disk.
+    /// Brings the packs that are committed onto disk. Refs are not read: a repository may have very many, and every request
+    /// comes here.
     ///
     /// A pack that the pack storage does not have is no error here. Git reports the objects that it does not find, as it
     /// does when a file was lost.
     pub(super) async fn bring(&self, repository: &Repository) -> Result<Present, GitError> {
         let in_use = self.enter(repository).await;
-        let row = repository.row().await?;
-        let absent = absent(repository, row.packs.clone()).await?;
+        let packs = repository.packs().await?;
+        let absent = absent(repository, packs.clone()).await?;
         if absent.is_empty() {
             self.cache.hit();
-            remove_replaced(repository, row.packs.clone()).await?;
+            remove_replaced(repository, packs.clone()).await?;
             return Ok(Present {
-                row,
+                packs,
                 lost: absent,
                 in_use,
             });
@@ -113,16 +114,16 @@ impl StoredPacks {
     ) -> Result<Present, GitError> {
         let _turn = self.cache.transfer(&in_use).await;
         let mut lost = BTreeSet::new();
-        for _ in 0..MAX_ROWS {
+        for _ in 0..MAX_READS {
             // Another reader may have brought them, or others have taken their place.
-            let row = repository.row().await?;
-            let absent = absent(&repository, row.packs.clone()).await?;
+            let packs = repository.packs().await?;
+            let absent = absent(&repository, packs.clone()).await?;
             if absent.is_subset(&lost) {
                 self.measure(&repository, 0).await?;
                 // One that was replaced while it was downloaded is the repository's no more.
-                remove_replaced(&repository, row.packs.clone()).await?;
+                remove_replaced(&repository, packs.clone()).await?;
                 return Ok(Present {
-                    row,
+                    packs,
                     lost: absent,
                     in_use,
                 });
