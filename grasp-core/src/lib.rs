@@ -6,7 +6,7 @@
 //!   announcements ──▶ MaintainerModel::maintainers ───────────────────────────▶ keys that may sign states
 //!   answers of relays ──▶ limits ─────────────────────────────────────────────▶ time and size of the next request
 //!   addresses in events ──▶ outbound::OutboundPolicy ─────────────────────────▶ addresses that may be contacted
-//!   relay lists of users ──▶ outbox::Mailboxes, outbox::People ───────────────▶ relays to ask beside those of repositories
+//!   relay lists of users ──▶ outbox::RelayList, outbox::People ───────────────▶ relays to ask beside those of repositories
 //!   stored events ──▶ sync::SyncIndex, sync::compute_actions ─────────────────▶ items to request from each relay
 //! ```
 //!

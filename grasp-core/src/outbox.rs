@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   stored events ──▶ Fact ──▶ People ──▶ users who take part in served repositories
-//!   relay list (kind 10002) ──▶ Mailboxes::parse ──▶ relays that may be asked
+//!   relay list (kind 10002) ──▶ RelayList::parse ──▶ relays that may be asked
 //! ```
 //!
 //! Anyone can publish a relay list with any addresses in it, so that only usable ones are kept, and few of them.
@@ -10,7 +10,7 @@
 //! ```
 //! use std::collections::BTreeSet;
 //! use grasp_core::outbound::OutboundPolicy;
-//! use grasp_core::outbox::{Fact, Mailboxes, Named, People, ThreadNo};
+//! use grasp_core::outbox::{Fact, RelayList, Named, People, ThreadNo};
 //! use grasp_core::{RepoId, Version};
 //! use nostr::event::{EventBuilder, EventId, FinalizeEvent, Kind, Tag};
 //! use nostr::key::Keys;
@@ -49,8 +49,8 @@
 //!     .tag(Tag::parse(["r", "wss://home.example.com", "write"])?)
 //!     .finalize(&commenter)?;
 //! let own = "us.example.com".parse()?;
-//! let mailboxes = Mailboxes::parse(&list, &own, OutboundPolicy::default(), &BTreeSet::new());
-//! assert!(mailboxes.of_participant().eq([&"wss://home.example.com".parse()?]));
+//! let relays = RelayList::parse(&list, &own, OutboundPolicy::default(), &BTreeSet::new());
+//! assert!(relays.of_participant().eq([&"wss://home.example.com".parse()?]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -70,52 +70,52 @@ use crate::{RelayUrl, ServiceIdentity};
 pub use self::fact::{Fact, Named};
 pub use self::people::{People, ThreadNo};
 
-/// The mailboxes of a user: the relays of a relay list (kind 10002, NIP-65) that may be asked.
+/// A relay list (kind 10002, NIP-65): the relays of a user that may be asked.
 ///
 /// ```
 /// use std::collections::BTreeSet;
 /// use grasp_core::outbound::OutboundPolicy;
-/// use grasp_core::outbox::Mailboxes;
+/// use grasp_core::outbox::RelayList;
 /// use nostr::event::{EventBuilder, FinalizeEvent, Kind, Tag};
 /// use nostr::key::Keys;
 ///
-/// let list = EventBuilder::new(Kind::RelayList, "")
+/// let event = EventBuilder::new(Kind::RelayList, "")
 ///     .tag(Tag::parse(["r", "wss://both.example.com"])?)
 ///     .tag(Tag::parse(["r", "wss://inbox.example.com", "read"])?)
 ///     .tag(Tag::parse(["r", "ws://127.0.0.1"])?)
 ///     .finalize(&Keys::generate())?;
 /// let own = "us.example.com".parse()?;
-/// let mailboxes = Mailboxes::parse(&list, &own, OutboundPolicy::default(), &BTreeSet::new());
-/// assert_eq!(mailboxes.write, ["wss://both.example.com".parse()?]);
-/// assert_eq!(mailboxes.read, ["wss://both.example.com".parse()?, "wss://inbox.example.com".parse()?]);
+/// let list = RelayList::parse(&event, &own, OutboundPolicy::default(), &BTreeSet::new());
+/// assert_eq!(list.write, ["wss://both.example.com".parse()?]);
+/// assert_eq!(list.read, ["wss://both.example.com".parse()?, "wss://inbox.example.com".parse()?]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mailboxes {
+pub struct RelayList {
     /// Relays that the user reads from: others send there what concerns the user.
     pub read: Vec<RelayUrl>,
     /// Relays that the user writes to.
     pub write: Vec<RelayUrl>,
 }
 
-impl Mailboxes {
+impl RelayList {
     /// Relays per purpose that are kept.
     pub const MAX_PER_PURPOSE: usize = 4;
 
     /// Parses a relay list; relays that must not be asked are left out. The relays of the operator may be at any
     /// address, but are never this service itself.
     pub fn parse(
-        list: &Event,
+        event: &Event,
         own: &ServiceIdentity,
         outbound: OutboundPolicy,
         operator: &BTreeSet<RelayUrl>,
     ) -> Self {
-        let mut mailboxes = Self::default();
-        if list.kind != Kind::RelayList {
-            return mailboxes;
+        let mut list = Self::default();
+        if event.kind != Kind::RelayList {
+            return list;
         }
-        for tag in list.tags.iter().filter(|tag| tag.kind() == "r") {
-            if mailboxes.is_full() {
+        for tag in event.tags.iter().filter(|tag| tag.kind() == "r") {
+            if list.is_full() {
                 break;
             }
             let mut values = tag.as_slice().iter().skip(1).map(String::as_str);
@@ -143,13 +143,13 @@ impl Mailboxes {
                 continue;
             };
             if is_read {
-                add(&mut mailboxes.read, &relay);
+                add(&mut list.read, &relay);
             }
             if is_write {
-                add(&mut mailboxes.write, &relay);
+                add(&mut list.write, &relay);
             }
         }
-        mailboxes
+        list
     }
 
     /// Returns the relays that may have the user's own events: those that the user writes to, then others, up to
@@ -176,7 +176,7 @@ impl Mailboxes {
 }
 
 fn add(relays: &mut Vec<RelayUrl>, relay: &RelayUrl) {
-    if relays.len() < Mailboxes::MAX_PER_PURPOSE && !relays.contains(relay) {
+    if relays.len() < RelayList::MAX_PER_PURPOSE && !relays.contains(relay) {
         relays.push(relay.clone());
     }
 }

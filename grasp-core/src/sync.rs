@@ -19,7 +19,7 @@
 //! use std::time::Duration;
 //! use grasp_core::{ServiceIdentity, Version, kinds};
 //! use grasp_core::sync::{
-//!     AuthorNeeds, CONFIRMED_RETENTION, FilterHash, History, IndexChange, MAX_PROOFS, MAX_SHARED_VALUE_BYTES, Pairs,
+//!     UserNeeds, CONFIRMED_RETENTION, FilterHash, History, IndexChange, MAX_PROOFS, MAX_SHARED_VALUE_BYTES, Pairs,
 //!     PendingItems, Proof, ProofSet, ProvenItems, RelayState, RelaySyncNeeds, RepoSyncIndex, RequestBudget, RootId,
 //!     RootSet, SyncDelta, SyncIndex, SyncLevel, build_announcement_filter, build_layer2_and_layer3_filters,
 //!     compute_actions, derive_relay_targets, pack_requests, tagged_one_of_our_repo_event_filters,
@@ -55,10 +55,10 @@
 //! let roots: &RootSet = &target.root_events;
 //! assert!(roots.contains(&root));
 //!
-//! // The relays of an author are asked for the author's roots, and for nothing else.
+//! // The relays of a user are asked for the user's roots, and for nothing else.
 //! let home = "wss://home.example".parse()?;
-//! index.apply([IndexChange::AuthorRelays { author, relays: BTreeSet::from([home]) }]);
-//! let authors: BTreeMap<PublicKey, AuthorNeeds> = index.authors();
+//! index.apply([IndexChange::UserRelays { author, relays: BTreeSet::from([home]) }]);
+//! let authors: BTreeMap<PublicKey, UserNeeds> = index.authors();
 //! let at_home = authors[&author].relays.first().and_then(|home| index.target(home)).expect("it is wanted");
 //! assert!(at_home.root_events.contains(&root) && at_home.repos.is_empty());
 //!
@@ -103,13 +103,13 @@
 
 mod filters;
 mod items;
-mod mail;
 mod members;
 mod pairs;
 mod proofs;
 mod roots;
 mod state;
 mod threads;
+mod user_relays;
 mod versions;
 mod waiters;
 
@@ -133,15 +133,15 @@ pub use self::state::{CONFIRMED_RETENTION, History, RelayState, SyncDelta, compu
 pub use crate::limits::ConnectionStatus;
 
 pub use self::items::{
-    AuthorNeeds, PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel,
+    PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel, UserNeeds,
     derive_relay_targets,
 };
-use self::mail::Mail;
 use self::members::Members;
 pub use self::pairs::Pairs;
 use self::roots::WaitingRoots;
 pub use self::roots::{RootId, RootSet};
 use self::threads::Threads;
+use self::user_relays::UserRelays;
 use self::versions::Versions;
 
 /// A change of the events that our own relay stores or holds.
@@ -176,8 +176,8 @@ pub enum IndexChange {
         /// Its author, if it is also wanted from their relays.
         author: Option<PublicKey>,
     },
-    /// The relays of an author have changed: their roots are wanted from these, too (GRASP-03). Replies are not.
-    AuthorRelays {
+    /// The relays of a user have changed: the roots of the user are wanted from these, too (GRASP-03). Replies are not.
+    UserRelays {
         author: PublicKey,
         /// All of them; our own is ignored.
         relays: BTreeSet<RelayUrl>,
@@ -251,7 +251,7 @@ pub struct SyncIndex {
     waiting_roots: WaitingRoots,
     threads: Threads,
     members: Members,
-    mail: Mail,
+    user_relays: UserRelays,
 }
 
 impl SyncIndex {
@@ -267,7 +267,7 @@ impl SyncIndex {
             waiting_roots: WaitingRoots::default(),
             threads: Threads::default(),
             members: Members::default(),
-            mail: Mail::default(),
+            user_relays: UserRelays::default(),
         };
         index.set_bootstrap(bootstrap);
         index
@@ -307,15 +307,18 @@ impl SyncIndex {
 
     /// Returns the relays from which anything is wanted, and the bootstrap relays.
     pub fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
-        let mail = self.mail.relays().filter(|relay| !self.is_listed(relay));
+        let named = self
+            .user_relays
+            .relays()
+            .filter(|relay| !self.is_listed(relay));
         self.relays
             .keys()
-            .chain(mail.filter(|relay| self.is_mail_target(relay)))
+            .chain(named.filter(|relay| self.is_named_by_user(relay)))
     }
 
     /// Returns whether anything is wanted from a relay, or it is a bootstrap relay.
     pub fn is_target(&self, relay: &RelayUrl) -> bool {
-        self.is_listed(relay) || self.is_mail_target(relay)
+        self.is_listed(relay) || self.is_named_by_user(relay)
     }
 
     /// Returns whether a repository lists a relay, or it is a bootstrap relay. Of any other target only roots are wanted.
@@ -375,8 +378,8 @@ impl SyncIndex {
             coordinates,
             ..RelaySyncNeeds::of(&entries)
         };
-        let authors = self.mail.authors(relay);
-        let roots = authors.flat_map(|author| self.wanted_roots_of(author));
+        let users = self.user_relays.users(relay);
+        let roots = users.flat_map(|user| self.wanted_roots_of(user));
         needs.root_events.include(&roots.copied().collect());
         Some(needs)
     }
@@ -427,8 +430,8 @@ impl SyncIndex {
                     self.join_replies(&root, before);
                 }
             }
-            IndexChange::AuthorRelays { author, relays } => {
-                self.author_relays(author, relays, before);
+            IndexChange::UserRelays { author, relays } => {
+                self.set_user_relays(author, relays, before);
             }
             IndexChange::Replied { reply, to } => self.replied(reply, to, before),
             IndexChange::MemberAdded { member, repos, of } => {
@@ -526,9 +529,12 @@ impl SyncIndex {
     /// Returns the relays from which a root is wanted: those of its repositories, and those of its author.
     fn wanted_from(&self, root: &RootId) -> Cow<'_, BTreeSet<RelayUrl>> {
         let mut relays = self.relays_of(self.root_repos.of(root));
-        let mail = self.mail.relays_for(root).filter(|_| self.is_wanted(root));
-        if let Some(mail) = mail {
-            relays.to_mut().extend(mail.iter().cloned());
+        let of_author = self
+            .user_relays
+            .relays_for(root)
+            .filter(|_| self.is_wanted(root));
+        if let Some(of_author) = of_author {
+            relays.to_mut().extend(of_author.iter().cloned());
         }
         relays
     }

@@ -67,10 +67,10 @@ mod client;
 pub(crate) mod codec;
 mod connection;
 mod intake;
-mod mailboxes;
 mod outbound;
 mod perform;
 mod records;
+mod relay_lists;
 mod status;
 
 use std::hash::{BuildHasher as _, RandomState};

@@ -311,10 +311,10 @@ pub struct Config {
     /// True if repositories are followed whose announcement does not list the local relay. For a relay whose own
     /// rules decide what is kept, such as a GRASP server. Enforced by the driver. Default: no.
     pub follow_unlisted: bool,
-    /// True if the relays of authors are followed for their roots, as
-    /// [`IndexChange::AuthorRelays`](grasp_core::sync::IndexChange::AuthorRelays) tells; the author of each root is
+    /// True if the relays of users are followed for their roots, as
+    /// [`IndexChange::UserRelays`](grasp_core::sync::IndexChange::UserRelays) tells; the author of each root is
     /// remembered then. Default: no.
-    pub follows_authors: bool,
+    pub follows_user_relays: bool,
     /// True if announcements are compared again after a restart, even if they were proven complete: for a local relay
     /// that does not tell what it holds ([`tells_held`](crate::SyncedRelay::tells_held), which the driver asks).
     /// Default: no.
@@ -360,7 +360,7 @@ impl Config {
             reply_window: Duration::from_secs(15),
             relays_per_repo: 64,
             follow_unlisted: false,
-            follows_authors: false,
+            follows_user_relays: false,
             recheck_announcements: false,
             values_per_filter: RequestBudget::default().values_per_filter,
             consolidation_threshold: 70,

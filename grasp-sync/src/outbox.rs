@@ -81,7 +81,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::key::PublicKey;
-use grasp_core::outbox::{Fact, Mailboxes, People};
+use grasp_core::outbox::{Fact, People, RelayList};
 use grasp_core::{Mono, RelayUrl, Version};
 
 use self::authors::{Author, Authors, Standing};
@@ -97,8 +97,8 @@ pub struct Outbox {
     config: OutboxConfig,
     /// The relays of the operator.
     configured: BTreeSet<RelayUrl>,
-    /// The fallback relays as mailboxes.
-    fallback: Mailboxes,
+    /// The fallback relays as a relay list.
+    fallback: RelayList,
     people: People,
     authors: Authors,
     rounds: Rounds,
@@ -123,10 +123,10 @@ impl Outbox {
     /// Creates a machine that knows nothing but its settings.
     pub fn new(config: OutboxConfig) -> Self {
         let fallback = config.fallback_relays.iter();
-        let fallback: Vec<RelayUrl> = fallback.take(Mailboxes::MAX_PER_PURPOSE).cloned().collect();
+        let fallback: Vec<RelayUrl> = fallback.take(RelayList::MAX_PER_PURPOSE).cloned().collect();
         Self {
             configured: config.configured(),
-            fallback: Mailboxes {
+            fallback: RelayList {
                 read: fallback.clone(),
                 write: fallback,
             },
@@ -219,8 +219,8 @@ impl Outbox {
         let author = list.pubkey;
         let before = self.wanted(&author);
         let config = &self.config;
-        let mailboxes = Mailboxes::parse(list, &config.own, config.outbound, &self.configured);
-        self.authors.list(author, Version::of(list), mailboxes);
+        let relays = RelayList::parse(list, &config.own, config.outbound, &self.configured);
+        self.authors.list(author, Version::of(list), relays);
         self.update(author, before);
         // What the list names is asked in the same round.
         if self.has_caught_up {
@@ -276,7 +276,7 @@ impl Outbox {
                 false => author.missed(now, source),
             }
             author.uses_fallback |=
-                is_index && author.mailboxes().is_none() && !accepted.contains(key);
+                is_index && author.relay_list().is_none() && !accepted.contains(key);
             self.update(*key, before);
         }
     }
@@ -363,7 +363,7 @@ impl Outbox {
     /// Returns the relays that are asked for an author's relay list: those that the author writes to, or those that
     /// should know all lists.
     fn sources(&self, author: &Author) -> BTreeSet<RelayUrl> {
-        let named = author.mailboxes().map(|mailboxes| &mailboxes.write);
+        let named = author.relay_list().map(|list| &list.write);
         match named {
             Some(relays) if !relays.is_empty() => relays.iter().cloned().collect(),
             _ => {
@@ -381,18 +381,18 @@ impl Outbox {
             authors: &self.authors,
             fallback: &self.fallback,
         };
-        let known = self.authors.get(key).zip(scope.mailboxes(key));
-        let Some((author, mailboxes)) = known.filter(|_| self.has_caught_up) else {
+        let known = self.authors.get(key).zip(scope.relay_list(key));
+        let Some((author, list)) = known.filter(|_| self.has_caught_up) else {
             return wanted;
         };
         if author.standing.has_root {
-            wanted.live.extend(mailboxes.read.iter().cloned());
+            wanted.live.extend(list.read.iter().cloned());
         }
         if author.standing.takes_part {
-            wanted.history.extend(mailboxes.of_participant().cloned());
+            wanted.history.extend(list.of_participant().cloned());
         }
         if author.standing.maintains {
-            wanted.history.extend(mailboxes.read.iter().cloned());
+            wanted.history.extend(list.read.iter().cloned());
         }
         wanted
     }

@@ -3,15 +3,15 @@ use crate::testing::{Unsigned, key};
 
 const US: &str = "us.example.com";
 
-fn list(tags: &[&[&str]]) -> Mailboxes {
+fn parsed(tags: &[&[&str]]) -> RelayList {
     let event = Unsigned::kind(10_002).tags(tags).by(key(1));
     parse(&event, &[])
 }
 
-fn parse(event: &Event, operator: &[&str]) -> Mailboxes {
+fn parse(event: &Event, operator: &[&str]) -> RelayList {
     let operator = operator.iter().map(|url| url.parse().unwrap()).collect();
     let own = US.parse().unwrap();
-    Mailboxes::parse(event, &own, OutboundPolicy::default(), &operator)
+    RelayList::parse(event, &own, OutboundPolicy::default(), &operator)
 }
 
 fn texts(relays: &[RelayUrl]) -> Vec<&str> {
@@ -20,7 +20,7 @@ fn texts(relays: &[RelayUrl]) -> Vec<&str> {
 
 #[test]
 fn markers_say_what_a_relay_is_for() {
-    let mailboxes = list(&[
+    let list = parsed(&[
         &["r", "wss://both.example.com"],
         &["r", "wss://empty.example.com", ""],
         &["r", "wss://in.example.com", "read"],
@@ -30,24 +30,18 @@ fn markers_say_what_a_relay_is_for() {
         &["x", "wss://tag.example.com"],
     ]);
     let [both, empty] = ["wss://both.example.com", "wss://empty.example.com"];
-    assert_eq!(
-        texts(&mailboxes.read),
-        [both, empty, "wss://in.example.com"]
-    );
-    assert_eq!(
-        texts(&mailboxes.write),
-        [both, empty, "wss://out.example.com"]
-    );
+    assert_eq!(texts(&list.read), [both, empty, "wss://in.example.com"]);
+    assert_eq!(texts(&list.write), [both, empty, "wss://out.example.com"]);
 }
 
 #[test]
 fn a_relay_with_both_markers_is_for_both() {
-    let mailboxes = list(&[
+    let list = parsed(&[
         &["r", "wss://a.example.com", "read"],
         &["r", "WSS://A.example.com:443/", "write"],
     ]);
-    assert_eq!(texts(&mailboxes.read), ["wss://a.example.com"]);
-    assert_eq!(mailboxes.read, mailboxes.write);
+    assert_eq!(texts(&list.read), ["wss://a.example.com"]);
+    assert_eq!(list.read, list.write);
 }
 
 #[test]
@@ -79,12 +73,8 @@ fn unusable_addresses_are_dropped_one_by_one() {
         "ws://us.example.com:80/below",
     ];
     for text in unusable {
-        let mailboxes = list(&[&["r", text], &["r", "wss://good.example.com"]]);
-        assert_eq!(
-            texts(&mailboxes.write),
-            ["wss://good.example.com"],
-            "{text}"
-        );
+        let list = parsed(&[&["r", text], &["r", "wss://good.example.com"]]);
+        assert_eq!(texts(&list.write), ["wss://good.example.com"], "{text}");
     }
 }
 
@@ -99,7 +89,7 @@ fn ordinary_paths_are_kept() {
         "wss://a.example.com/abcd",
         "wss://alpha.example.com",
     ] {
-        assert_eq!(texts(&list(&[&["r", text]]).write), [text]);
+        assert_eq!(texts(&parsed(&[&["r", text]]).write), [text]);
     }
 }
 
@@ -124,11 +114,11 @@ fn the_relays_of_the_operator_may_be_anywhere_but_here() {
             &["r", "wss://us.example.com"],
         ])
         .by(key(1));
-    let mailboxes = parse(
+    let list = parse(
         &event,
         &["ws://127.0.0.1:7777/alpha", "wss://us.example.com"],
     );
-    assert_eq!(texts(&mailboxes.write), ["ws://127.0.0.1:7777/alpha"]);
+    assert_eq!(texts(&list.write), ["ws://127.0.0.1:7777/alpha"]);
 }
 
 #[test]
@@ -142,27 +132,24 @@ fn four_relays_per_purpose_are_kept_in_the_order_of_the_tags() {
     tags.extend(urls[1..].iter().map(|url| ["r", url.as_str(), "write"]));
     tags.extend(urls[5..].iter().map(|url| ["r", url.as_str(), "read"]));
     let tags: Vec<&[&str]> = tags.iter().map(<[&str; 3]>::as_slice).collect();
-    let mailboxes = list(&tags);
-    assert_eq!(texts(&mailboxes.write), urls[1..5]);
-    assert_eq!(
-        texts(&mailboxes.read),
-        [&urls[0], &urls[5], &urls[6], &urls[7]]
-    );
+    let list = parsed(&tags);
+    assert_eq!(texts(&list.write), urls[1..5]);
+    assert_eq!(texts(&list.read), [&urls[0], &urls[5], &urls[6], &urls[7]]);
 }
 
 #[test]
 fn a_participant_is_looked_for_where_it_writes_first() {
-    let mailboxes = list(&[
+    let list = parsed(&[
         &["r", "wss://1.example.com", "read"],
         &["r", "wss://2.example.com"],
         &["r", "wss://3.example.com", "write"],
         &["r", "wss://4.example.com", "read"],
         &["r", "wss://5.example.com", "read"],
     ]);
-    let relays: Vec<&str> = mailboxes.of_participant().map(RelayUrl::as_str).collect();
+    let relays: Vec<&str> = list.of_participant().map(RelayUrl::as_str).collect();
     let wanted = [2, 3, 1, 4].map(|n| format!("wss://{n}.example.com"));
     assert_eq!(relays, wanted);
-    assert_eq!(mailboxes.all().len(), 5);
+    assert_eq!(list.all().len(), 5);
 }
 
 #[test]

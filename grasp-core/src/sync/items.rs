@@ -54,12 +54,12 @@ impl RepoSyncNeeds {
     }
 }
 
-/// The roots of one author, and the relays from which these are wanted, too.
+/// The roots of one user, and the relays from which these are wanted, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AuthorNeeds {
-    /// The author's relays.
+pub struct UserNeeds {
+    /// The user's relays.
     pub relays: BTreeSet<RelayUrl>,
-    /// The author's roots, wanted or not.
+    /// The user's roots, wanted or not.
     pub roots: BTreeSet<RootId>,
 }
 
@@ -180,7 +180,7 @@ impl RelaySyncNeeds {
 /// ```
 pub fn derive_relay_targets(
     repos: &RepoSyncIndex,
-    authors: &BTreeMap<PublicKey, AuthorNeeds>,
+    authors: &BTreeMap<PublicKey, UserNeeds>,
     service: &ServiceIdentity,
     bootstrap: &BTreeSet<RelayUrl>,
 ) -> BTreeMap<RelayUrl, RelaySyncNeeds> {

@@ -293,7 +293,7 @@ impl Before {
             .entry(*root)
             .or_insert_with(|| index.wanted_from(root).into_owned());
         // These may be targets for this root alone.
-        for relay in index.mail.relays_for(root).into_iter().flatten() {
+        for relay in index.user_relays.relays_for(root).into_iter().flatten() {
             self.relay(index, relay);
         }
     }

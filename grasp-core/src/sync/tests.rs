@@ -401,8 +401,8 @@ fn authored(n: u8, repos: &[u8], by: u8) -> IndexChange {
     }
 }
 
-fn author_relays(by: u8, relays: &[&str]) -> IndexChange {
-    IndexChange::AuthorRelays {
+fn user_relays(by: u8, relays: &[&str]) -> IndexChange {
+    IndexChange::UserRelays {
         author: author(by),
         relays: relays.iter().map(|name| relay(name)).collect(),
     }
@@ -416,16 +416,16 @@ fn roots_but_no_replies_are_wanted_from_the_relays_of_their_author() {
         authored(2, &[1], 8),
         replied(3, &[1]),
     ]);
-    let delta = index.apply([author_relays(7, &["mail", "us"])]);
-    assert_eq!(delta.discovered, [relay("mail")].into());
-    assert_eq!(delta.added, [(relay("mail"), needs(&[], &[1]))].into());
+    let delta = index.apply([user_relays(7, &["home", "us"])]);
+    assert_eq!(delta.discovered, [relay("home")].into());
+    assert_eq!(delta.added, [(relay("home"), needs(&[], &[1]))].into());
     assert!(delta.removed.is_empty() && delta.retired.is_empty());
-    assert!(index.is_target(&relay("mail")) && !index.is_listed(&relay("mail")));
+    assert!(index.is_target(&relay("home")) && !index.is_listed(&relay("home")));
     assert_eq!(
-        index.mail_authors(&relay("mail")).collect::<Vec<_>>(),
+        index.users_of(&relay("home")).collect::<Vec<_>>(),
         [author(7)]
     );
-    assert_eq!(index.owners_of(&relay("mail")), 0);
+    assert_eq!(index.owners_of(&relay("home")), 0);
 }
 
 #[test]
@@ -434,10 +434,10 @@ fn a_replaced_list_of_an_author_is_in_force_at_once() {
         announced(1, Full, &["a"]),
         authored(1, &[1], 7),
         authored(2, &[1], 8),
-        author_relays(7, &["x", "y"]),
-        author_relays(8, &["y"]),
+        user_relays(7, &["x", "y"]),
+        user_relays(8, &["y"]),
     ]);
-    let delta = index.apply([author_relays(7, &["z", "a"])]);
+    let delta = index.apply([user_relays(7, &["z", "a"])]);
     assert_eq!(delta.discovered, [relay("z")].into());
     assert_eq!(delta.retired, [relay("x")].into());
     let one = needs(&[], &[1]);
@@ -449,25 +449,25 @@ fn a_replaced_list_of_an_author_is_in_force_at_once() {
         "it is wanted from a already"
     );
     assert_eq!(index.target(&relay("y")), Some(needs(&[], &[2])));
-    let delta = index.apply([author_relays(7, &[])]);
+    let delta = index.apply([user_relays(7, &[])]);
     assert_eq!(delta.retired, [relay("z")].into());
 }
 
 #[test]
 fn a_relay_of_an_author_is_a_target_while_a_root_of_theirs_is_wanted() {
-    let mail = relay("mail");
-    let mut index = index([author_relays(7, &["mail"]), announced(1, StateOnly, &["a"])]);
-    let is_target = |index: &SyncIndex| index.relays().any(|relay| *relay == mail);
+    let home = relay("home");
+    let mut index = index([user_relays(7, &["home"]), announced(1, StateOnly, &["a"])]);
+    let is_target = |index: &SyncIndex| index.relays().any(|relay| *relay == home);
     let delta = index.apply([authored(1, &[1], 7)]);
     assert_eq!(delta, SyncDelta::default(), "the repository is held");
     let delta = index.apply([announced(1, Full, &["a"])]);
-    assert!(delta.discovered.contains(&mail) && is_target(&index));
+    assert!(delta.discovered.contains(&home) && is_target(&index));
     let delta = index.apply([IndexChange::Retired { repo: repo(1) }]);
-    assert!(delta.retired.contains(&mail) && !is_target(&index));
+    assert!(delta.retired.contains(&home) && !is_target(&index));
     let delta = index.apply([announced(1, Full, &[])]);
-    assert!(delta.discovered.contains(&mail) && is_target(&index));
+    assert!(delta.discovered.contains(&home) && is_target(&index));
     let delta = index.apply([IndexChange::RootRemoved { root: root(1) }]);
-    assert!(delta.retired.contains(&mail) && !is_target(&index));
+    assert!(delta.retired.contains(&home) && !is_target(&index));
     assert!(index.authors()[&author(7)].roots.is_empty());
 }
 

@@ -161,7 +161,7 @@ impl SyncIndex {
             }
             self.threads.leave(event);
         }
-        self.mail.remove_root(root);
+        self.user_relays.remove_root(root);
         let answered: Vec<RootId> = self.threads.answers.of(root).copied().collect();
         for event in answered {
             self.threads.unlink(&event, root);

@@ -6,11 +6,11 @@
 mod events;
 mod fuzz_corpus;
 mod prop_backoff;
-mod prop_mailboxes;
 mod prop_maintainers;
 mod prop_parsers;
 mod prop_people;
 mod prop_push;
+mod prop_relay_lists;
 mod prop_resources;
 mod prop_sync_actions;
 mod prop_sync_filters;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::sync::{
-    AuthorNeeds, IndexChange, RelayState, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, RootId,
-    SyncDelta, SyncIndex, SyncLevel, compute_actions, derive_relay_targets,
+    IndexChange, RelayState, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, RootId, SyncDelta,
+    SyncIndex, SyncLevel, UserNeeds, compute_actions, derive_relay_targets,
 };
 use grasp_core::{RelayUrl, RepoId, Version, kinds};
 use nostr::event::EventId;
@@ -24,13 +24,13 @@ fn any_change() -> impl Strategy<Value = IndexChange> {
     let announced = (any_repo(), any_version(), relays, any_level());
     let unlisted = (any_repo(), any_version(), any_level());
     let root = (any_root(), vec(any_repo(), 1..3));
-    let author_relays = (any_author(), btree_set(any_relay(), 0..4));
+    let user_relays = (any_author(), btree_set(any_relay(), 0..4));
     prop_oneof![
         4 => announced.prop_map(|(repo, version, relays, level)| IndexChange::Announced { repo, version, relays, level }),
         1 => unlisted.prop_map(|(repo, version, level)| IndexChange::Unlisted { repo, version, level }),
         2 => any_repo().prop_map(|repo| IndexChange::Retired { repo }),
         6 => root.prop_map(|(root, repos)| IndexChange::RootAdded { author: author_of(&root), root, repos }),
-        2 => author_relays.prop_map(|(author, relays)| IndexChange::AuthorRelays { author, relays }),
+        2 => user_relays.prop_map(|(author, relays)| IndexChange::UserRelays { author, relays }),
         2 => any_root().prop_map(|root| IndexChange::RootRemoved { root }),
     ]
 }
@@ -75,7 +75,7 @@ struct Announced {
 struct Model {
     announced: BTreeMap<RepoId, Announced>,
     roots: BTreeSet<(RootId, RepoId)>,
-    authors: BTreeMap<PublicKey, AuthorNeeds>,
+    authors: BTreeMap<PublicKey, UserNeeds>,
 }
 
 impl Model {
@@ -114,7 +114,7 @@ impl Model {
                     self.authors.entry(author).or_default().roots.insert(root);
                 }
             }
-            IndexChange::AuthorRelays { author, relays } => {
+            IndexChange::UserRelays { author, relays } => {
                 self.authors.entry(author).or_default().relays = relays;
             }
             IndexChange::RootRemoved { root } => {
@@ -225,14 +225,14 @@ fn member(n: usize) -> Coordinate {
 fn any_threads() -> impl Strategy<Value = Vec<IndexChange>> {
     let roots = btree_map(any_root(), vec(any_repo(), 1..3), 1..6);
     let replies = vec(vec(any::<Index>(), 1..4), 0..8);
-    let author_relays = vec(btree_set(any_relay(), 0..3), 3);
-    (roots, replies, author_relays).prop_map(|(roots, replies, author_relays)| {
+    let user_relays = vec(btree_set(any_relay(), 0..3), 3);
+    (roots, replies, user_relays).prop_map(|(roots, replies, user_relays)| {
         let never = EventId::from_byte_array([99; 32]).into();
         let mut events: Vec<RootId> = roots.keys().copied().chain([never]).collect();
         let mut changes = Vec::new();
-        for (n, relays) in author_relays.into_iter().enumerate() {
+        for (n, relays) in user_relays.into_iter().enumerate() {
             let author = author(n as u8);
-            changes.push(IndexChange::AuthorRelays { author, relays });
+            changes.push(IndexChange::UserRelays { author, relays });
         }
         for (root, repos) in roots {
             let author = author_of(&root);
@@ -396,13 +396,13 @@ proptest! {
 
     #[test]
     fn the_relays_of_authors_add_their_roots_and_nothing_else(batches in any_batches()) {
-        let with_mail: Vec<_> = batches.into_iter().flatten().collect();
-        let is_mail = |change: &IndexChange| matches!(change, IndexChange::AuthorRelays { .. });
-        let without = with_mail.iter().filter(|change| !is_mail(change)).cloned();
+        let with_user_relays: Vec<_> = batches.into_iter().flatten().collect();
+        let is_of_user = |change: &IndexChange| matches!(change, IndexChange::UserRelays { .. });
+        let without = with_user_relays.iter().filter(|change| !is_of_user(change)).cloned();
         let mut plain = SyncIndex::new(us(), bootstrap());
         plain.apply(without);
         let mut index = SyncIndex::new(us(), bootstrap());
-        index.apply(with_mail);
+        index.apply(with_user_relays);
         let authors = index.authors();
         for (relay, more) in surplus(&view(&index), &view(&plain)) {
             prop_assert!(more.repos.is_empty() && more.coordinates.is_empty());

@@ -16,9 +16,9 @@ use tokio::time::timeout;
 
 use super::connection::{Handle, Shared, Target};
 use super::intake::{Followers, Following, Intake};
-use super::mailboxes::{MailboxReader, Request};
 use super::outbound::Outbound;
 use super::records::RecordWriter;
+use super::relay_lists::{RelayListReader, Request};
 use super::status::{Observer, Status};
 use super::{Clock, Command, Settings, Task, intake};
 use crate::engine::{
@@ -44,7 +44,7 @@ enum Work {
 /// The outbox, and the task that makes its requests.
 struct RunningOutbox {
     machine: Outbox,
-    reader: MailboxReader,
+    reader: RelayListReader,
 }
 
 /// The owner of the engine and the outbox.
@@ -86,7 +86,7 @@ impl EventLoop {
         config.recheck_announcements |= !local.tells_held();
         // What a private service has is nobody else's business, not even its addresses.
         let outbox = settings.outbox.filter(|_| !config.is_private);
-        config.follows_authors = outbox.is_some();
+        config.follows_user_relays = outbox.is_some();
         let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let following = Following::new(&config);
@@ -106,7 +106,7 @@ impl EventLoop {
         };
         let outbox = outbox.map(|outbox| RunningOutbox {
             machine: outbox_machine(outbox, settings.outbound, &config),
-            reader: MailboxReader::start(&shared, outbox_inputs),
+            reader: RelayListReader::start(&shared, outbox_inputs),
         });
         let mut event_loop = Self {
             engine: SyncEngine::new(clock.now(), config),
@@ -320,7 +320,7 @@ fn outbox_machine(outbox: OutboxConfig, outbound: OutboundPolicy, engine: &Confi
 }
 
 /// Performs an output of the outbox; returns the input that follows at once, if any.
-fn perform_outbox(reader: &MailboxReader, output: outbox::Output) -> Option<Work> {
+fn perform_outbox(reader: &RelayListReader, output: outbox::Output) -> Option<Work> {
     let input = match output {
         outbox::Output::Fetch {
             id,
@@ -347,7 +347,7 @@ fn perform_outbox(reader: &MailboxReader, output: outbox::Output) -> Option<Work
         outbox::Output::Follow { author, relays } => Input::Accepted(Accepted {
             event: None,
             is_uncounted: false,
-            change: Some(IndexChange::AuthorRelays { author, relays }),
+            change: Some(IndexChange::UserRelays { author, relays }),
         }),
     };
     Some(Work::Engine(input))

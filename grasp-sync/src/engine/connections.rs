@@ -91,7 +91,7 @@ pub(super) fn claimant(
         has_authority,
     };
     let mut least: Option<(u64, Claimant)> = None;
-    let authors = index.mail_authors(relay);
+    let authors = index.users_of(relay);
     let authors = authors.filter(|_| !index.is_listed(relay));
     for owner in index.owners(relay, Some(level)).chain(authors) {
         let held = pool.held_by(&Claimant::default().signed_by(owner));

@@ -134,7 +134,7 @@ pub(super) struct Discovery {
     reply_window: Duration,
     quiet: Duration,
     relays_per_repo: usize,
-    follows_authors: bool,
+    follows_user_relays: bool,
     early: TokenBucket,
     has_caught_up: bool,
     changes: Vec<IndexChange>,
@@ -158,7 +158,7 @@ impl Discovery {
             reply_window: config.reply_window,
             quiet: config.discovery_quiet,
             relays_per_repo: config.relays_per_repo,
-            follows_authors: config.follows_authors,
+            follows_user_relays: config.follows_user_relays,
             early: TokenBucket::new(early),
             has_caught_up: false,
             changes: Vec::new(),
@@ -179,7 +179,7 @@ impl Discovery {
                 return;
             }
             IndexChange::RootRemoved { root } => _ = self.replies.remove(root),
-            IndexChange::RootAdded { author, .. } if !self.follows_authors => *author = None,
+            IndexChange::RootAdded { author, .. } if !self.follows_user_relays => *author = None,
             IndexChange::Announced { relays, level, .. } => {
                 let max = match level {
                     SyncLevel::Full => self.relays_per_repo,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
-use grasp_core::outbox::Mailboxes;
+use grasp_core::outbox::RelayList;
 use grasp_core::{Mono, RelayUrl, Version, nostr};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
@@ -34,8 +34,8 @@ pub(super) fn pause(failures: u32) -> Duration {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Author {
     pub(super) standing: Standing,
-    list: Option<(Version, Mailboxes)>,
-    /// True if the fallback relays serve as mailboxes: a relay that should know has no list.
+    list: Option<(Version, RelayList)>,
+    /// True if the fallback relays serve as the relays of the author: a relay that should know has no list.
     pub(super) uses_fallback: bool,
     asks: Vec<Ask>,
 }
@@ -61,9 +61,9 @@ struct Ask {
 }
 
 impl Author {
-    /// Returns the mailboxes of the stored list, if there is one.
-    pub(super) fn mailboxes(&self) -> Option<&Mailboxes> {
-        self.list.as_ref().map(|(_, mailboxes)| mailboxes)
+    /// Returns the stored relay list, if there is one.
+    pub(super) fn relay_list(&self) -> Option<&RelayList> {
+        self.list.as_ref().map(|(_, list)| list)
     }
 
     /// Returns whether a relay may be asked for this author.
@@ -148,7 +148,7 @@ impl Authors {
     }
 
     /// Takes over a list, unless a greater version is known.
-    pub(super) fn list(&mut self, key: PublicKey, version: Version, mailboxes: Mailboxes) {
+    pub(super) fn list(&mut self, key: PublicKey, version: Version, list: RelayList) {
         let known = self.authors.get(&key).and_then(|one| one.list.as_ref());
         let known = known.map(|(version, _)| *version);
         if known >= Some(version) || (known.is_none() && self.lists.len() >= MAX_LISTS) {
@@ -159,7 +159,7 @@ impl Authors {
         }
         self.lists.insert(version.id, key);
         let author = self.authors.entry(key).or_default();
-        author.list = Some((version, mailboxes));
+        author.list = Some((version, list));
         author.uses_fallback = false;
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use grasp_core::nostr::filter::Filter;
 use grasp_core::nostr::key::PublicKey;
-use grasp_core::outbox::{Mailboxes, People, ThreadNo};
+use grasp_core::outbox::{People, RelayList, ThreadNo};
 use grasp_core::sync::{
     RequestBudget, RootId, tagged_one_of_our_repo_event_filters,
     tagged_one_of_our_root_event_filters, tagged_with_a_coordinate_filters,
@@ -30,7 +30,7 @@ pub(super) enum Cursor {
 pub(super) struct Scope<'a> {
     pub(super) people: &'a People,
     pub(super) authors: &'a Authors,
-    pub(super) fallback: &'a Mailboxes,
+    pub(super) fallback: &'a RelayList,
 }
 
 /// The events of a thread that are asked for by.
@@ -138,20 +138,20 @@ impl Scope<'_> {
     }
 
     fn takes_part_at(&self, author: &PublicKey, relay: &RelayUrl) -> bool {
-        let mailboxes = self.mailboxes(author);
-        mailboxes.is_some_and(|one| one.of_participant().any(|named| named == relay))
+        let list = self.relay_list(author);
+        list.is_some_and(|one| one.of_participant().any(|named| named == relay))
     }
 
     fn reads_at(&self, author: &PublicKey, relay: &RelayUrl) -> bool {
-        let mailboxes = self.mailboxes(author);
-        mailboxes.is_some_and(|one| one.read.contains(relay))
+        let list = self.relay_list(author);
+        list.is_some_and(|one| one.read.contains(relay))
     }
 
     /// Returns the relays that count as those of an author.
-    pub(super) fn mailboxes(&self, author: &PublicKey) -> Option<&Mailboxes> {
+    pub(super) fn relay_list(&self, author: &PublicKey) -> Option<&RelayList> {
         let author = self.authors.get(author)?;
         let fallback = author.uses_fallback.then_some(self.fallback);
-        author.mailboxes().or(fallback)
+        author.relay_list().or(fallback)
     }
 }
 

@@ -15,13 +15,13 @@ use nostr::key::PublicKey;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OutboxConfig {
-    /// Our own service; never a mailbox.
+    /// Our own service; never a relay of a user.
     pub own: ServiceIdentity,
-    /// Addresses that mailboxes may have. Default: none that is private.
+    /// Addresses that relays of users may have. Default: none that is private.
     pub outbound: OutboundPolicy,
     /// Relays that collect the relay lists of all users. Default: none.
     pub index_relays: Vec<RelayUrl>,
-    /// Relays that serve as mailboxes of users without a relay list. Default: none.
+    /// Relays that serve as the relays of users without a relay list. Default: none.
     pub fallback_relays: Vec<RelayUrl>,
     /// Relays that are asked for relay lists like the index relays. Default: none.
     pub bootstrap: Vec<RelayUrl>,

@@ -50,7 +50,7 @@ fn many_relays(count: usize) -> Vec<RelayUrl> {
 fn setup(connections: usize) -> Setup {
     let mut config = defaults();
     config.connections = connections;
-    config.follows_authors = true;
+    config.follows_user_relays = true;
     Setup::new(config, Script::default(), 5)
 }
 
@@ -151,7 +151,7 @@ fn unreachable_relays_do_not_end_other_connections() {
     assert_eq!(connected(&setup, &there), 8);
 }
 
-/// Makes these the relays of an author who has a root that is wanted here.
+/// Makes these the relays of a user who has a root that is wanted here.
 fn named_by_an_author(setup: &mut Setup, author: u8, relays: &[RelayUrl]) {
     for url in relays {
         let peer = Peer::new(Script::default(), []);
@@ -165,7 +165,7 @@ fn named_by_an_author(setup: &mut Setup, author: u8, relays: &[RelayUrl]) {
         author: Some(author),
     });
     let relays = relays.iter().cloned().collect();
-    setup.tell(IndexChange::AuthorRelays { author, relays });
+    setup.tell(IndexChange::UserRelays { author, relays });
 }
 
 #[test]

@@ -34,7 +34,7 @@ enum Step {
         repo: u8,
         root: u8,
     },
-    AuthorRelays {
+    UserRelays {
         author: u8,
         relays: Vec<usize>,
     },
@@ -133,12 +133,12 @@ fn step() -> impl Strategy<Value = Step> {
     let rows = || prop::collection::vec((any::<u16>(), any::<u8>()), 0..12);
     let text = 0..TEXTS.len();
     let relays = prop::collection::vec(0usize..4, 0..4);
-    let author_relays = prop::collection::vec(0usize..6, 0..4);
+    let user_relays = prop::collection::vec(0usize..6, 0..4);
     prop_oneof![
         2 => (0u8..6, relays, any::<bool>())
             .prop_map(|(repo, relays, full)| Step::Announce { repo, relays, full }),
         3 => (0u8..6, any::<u8>()).prop_map(|(repo, root)| Step::Root { repo, root }),
-        2 => (0u8..3, author_relays).prop_map(|(author, relays)| Step::AuthorRelays { author, relays }),
+        2 => (0u8..3, user_relays).prop_map(|(author, relays)| Step::UserRelays { author, relays }),
         2 => (0usize..8, any::<u8>()).prop_map(|(relay, filter)| Step::Visit { relay, filter }),
         1 => (0usize..9).prop_map(|which| Step::EndVisit { which }),
         2 => (any::<u8>(), any::<u8>()).prop_map(|(reply, to)| Step::Reply { reply, to }),
@@ -221,7 +221,7 @@ impl Model {
         config.bootstrap = vec![relay(0)];
         config.seed = seed;
         config.can_authenticate = seed % 2 == 0;
-        config.follows_authors = true;
+        config.follows_user_relays = true;
         config.consolidation_threshold = 9;
         config.full_sync_above = (seed % 3 != 0).then_some(900);
         let now = Now::new(Mono::from_secs(1), Timestamp::from_secs(1_700_000_000));
@@ -307,10 +307,10 @@ impl Model {
                     author,
                 });
             }
-            Step::AuthorRelays { author, relays } => {
+            Step::UserRelays { author, relays } => {
                 let author = PublicKey::from_byte_array([author; 32]);
                 let relays = relays.into_iter().map(relay).collect();
-                self.change(IndexChange::AuthorRelays { author, relays });
+                self.change(IndexChange::UserRelays { author, relays });
             }
             Step::Visit { relay: n, filter } => {
                 let id = VisitId(self.visits_begun);

@@ -51,8 +51,8 @@ async fn events_that_only_the_relay_of_a_user_has_reach_all_servers() {
     let reaction = carol.sign(7, "+", &[&["e", &id]]);
     let unrelated = carol.sign(1, "good morning", &[]);
     let stored = vec![comment.clone(), reaction.clone(), unrelated.clone()];
-    let mailbox = PlainRelay::start(stored).await;
-    let list = relay_list(&bob, &mailbox);
+    let home = PlainRelay::start(stored).await;
+    let list = relay_list(&bob, &home);
     let index = PlainRelay::start(vec![list.clone()]).await;
     let a = asking(&index).await;
     let b = other().await;
@@ -90,7 +90,7 @@ async fn a_private_server_asks_no_relay_of_a_user() {
     let (alice, bob) = (Author::new(), Author::new());
     let index = PlainRelay::start(Vec::new()).await;
     let public_index = PlainRelay::start(Vec::new()).await;
-    let mailbox = PlainRelay::start(Vec::new()).await;
+    let home = PlainRelay::start(Vec::new()).await;
     let members = [alice.key(), bob.key()];
     let private = Instance::with_settings_and(Settings::one_process(), |settings| {
         settings.outbound.allow_private = true;
@@ -119,7 +119,7 @@ async fn a_private_server_asks_no_relay_of_a_user() {
             .expect_ok();
         let issue = bob.issue(&alice.repo("x"), "it fails");
         server
-            .ingest(vec![issue.clone(), relay_list(&bob, &mailbox)])
+            .ingest(vec![issue.clone(), relay_list(&bob, &home)])
             .await;
         server.until_serves(&issue).await;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use grasp_core::nostr::event::{Event, EventId};
 use grasp_core::nostr::key::PublicKey;
 use grasp_core::outbound::OutboundPolicy;
-use grasp_core::outbox::{Fact, Mailboxes, People};
+use grasp_core::outbox::{Fact, People, RelayList};
 use grasp_core::{Mono, RelayUrl, Version};
 use grasp_sync::outbox::{FetchOutcome, Input, TaskId};
 
@@ -214,12 +214,12 @@ impl Model {
         self.world.now = end;
     }
 
-    fn mailboxes(&self, author: &PublicKey) -> Option<Mailboxes> {
+    fn relay_list(&self, author: &PublicKey) -> Option<RelayList> {
         let list = self.lists.get(author)?;
         let own = "us.example.com".parse().unwrap();
         // The operator's relays are public ones here, so that they need no exemption.
         let operator = BTreeSet::new();
-        Some(Mailboxes::parse(
+        Some(RelayList::parse(
             list,
             &own,
             OutboundPolicy::default(),
@@ -236,10 +236,10 @@ impl Model {
         let mut history = BTreeSet::new();
         for n in 1..=AUTHORS as u32 {
             let author = key(n);
-            let mailboxes = self.mailboxes(&author).unwrap_or_default();
+            let list = self.relay_list(&author).unwrap_or_default();
             let is_followed = self.people.has_root(&author);
             let mut live = if is_followed {
-                mailboxes.read.clone()
+                list.read.clone()
             } else {
                 Vec::new()
             };
@@ -247,10 +247,10 @@ impl Model {
             let followed = self.followed.get(&author).cloned().unwrap_or_default();
             assert_eq!(followed, live, "author {n}");
             if self.people.threads_of(&author).next().is_some() {
-                history.extend(mailboxes.of_participant().cloned());
+                history.extend(list.of_participant().cloned());
             }
             if self.people.maintained_by(&author).next().is_some() {
-                history.extend(mailboxes.read.iter().cloned());
+                history.extend(list.read.iter().cloned());
             }
         }
         let stats = self.world.outbox.stats();

@@ -43,12 +43,12 @@ pub(super) struct Request {
 }
 
 /// The task that makes the requests.
-pub(super) struct MailboxReader {
+pub(super) struct RelayListReader {
     requests: mpsc::Sender<Request>,
     _task: Task,
 }
 
-impl MailboxReader {
+impl RelayListReader {
     /// Starts the task. Each request is answered by an input, once what came of it is judged.
     pub(super) fn start(shared: &Shared, inputs: mpsc::Sender<Input>) -> Self {
         let (sender, requests) = mpsc::channel(REQUEST_QUEUE);

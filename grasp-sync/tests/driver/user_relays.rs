@@ -50,8 +50,8 @@ fn relay_list(author: &Author, relay: &RelayUrl, marker: &str) -> Event {
 async fn a_comment_that_only_the_relay_of_its_author_has_arrives() {
     let here = Repository::new();
     let comment = here.bob.comment(here.issue.id, "it fails for me, too");
-    let mailbox = HonestRelay::new([comment.clone()]).start().await;
-    let list = relay_list(&here.bob, &mailbox.url(), "write");
+    let home = HonestRelay::new([comment.clone()]).start().await;
+    let list = relay_list(&here.bob, &home.url(), "write");
     let profile = here.bob.sign(Kind::Metadata, "{}", &[]);
     let index = HonestRelay::new([list.clone(), profile.clone()]);
     let index = index.start().await;
@@ -60,7 +60,7 @@ async fn a_comment_that_only_the_relay_of_its_author_has_arrives() {
     let is_live = |messages: &[(usize, serde_json::Value)]| {
         messages.iter().any(|(_, message)| message[2]["limit"] == 0)
     };
-    assert!(!is_live(&mailbox.received().messages), "history only");
+    assert!(!is_live(&home.received().messages), "history only");
     assert!(!is_live(&index.received().messages));
 }
 
@@ -99,10 +99,10 @@ async fn a_comment_arrives_live_from_where_the_author_of_the_issue_reads() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_events_that_were_asked_for_are_offered() {
     let here = Repository::new();
-    let mailbox = HonestRelay::new([]).start().await;
+    let home = HonestRelay::new([]).start().await;
     let older = here.bob.sign_at(1_000.into(), Kind::RelayList, "", &[]);
-    let list = relay_list(&here.bob, &mailbox.url(), "write");
-    let stranger = relay_list(&Author::new(), &mailbox.url(), "write");
+    let list = relay_list(&here.bob, &home.url(), "write");
+    let stranger = relay_list(&Author::new(), &home.url(), "write");
     let issue = here.bob.comment(here.issue.id, "nobody asked");
     let stored = vec![older.clone(), stranger.clone(), issue.clone(), list.clone()];
     let index = relay(None, stored, |message, stored, _| {
@@ -158,8 +158,8 @@ async fn a_private_service_asks_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_with_private_addresses_lead_nowhere() {
     let here = Repository::new();
-    let mut mailbox = HonestRelay::new([]).start().await;
-    let list = relay_list(&here.bob, &mailbox.url(), "write");
+    let mut home = HonestRelay::new([]).start().await;
+    let list = relay_list(&here.bob, &home.url(), "write");
     let mut index = HonestRelay::new([list.clone()]).start().await;
     let mut settings = Repository::settings(&index.url());
     settings.outbound.allow_private = false;
@@ -169,5 +169,5 @@ async fn lists_with_private_addresses_lead_nowhere() {
     index.until(|received| received.count("CLOSE") > 0).await;
     let outbox = syncer.status().await.outbox.unwrap();
     assert_eq!((outbox.authors, outbox.relays), (2, 0));
-    assert_eq!(mailbox.until(|_| true).await.connections, 0);
+    assert_eq!(home.until(|_| true).await.connections, 0);
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use grasp_core::outbound::{OutboundPolicy, Provenance};
-use grasp_core::outbox::Mailboxes;
+use grasp_core::outbox::RelayList;
 use grasp_core::{RelayUrl, ServiceIdentity};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -46,9 +46,9 @@ proptest! {
         let own: ServiceIdentity = "us.example.com".parse().unwrap();
         let list = event(10_002, 1, 1, 1, &tags);
         let policy = OutboundPolicy::default();
-        let mailboxes = Mailboxes::parse(&list, &own, policy, &BTreeSet::new());
-        for relays in [&mailboxes.read, &mailboxes.write] {
-            prop_assert!(relays.len() <= Mailboxes::MAX_PER_PURPOSE);
+        let parsed = RelayList::parse(&list, &own, policy, &BTreeSet::new());
+        for relays in [&parsed.read, &parsed.write] {
+            prop_assert!(relays.len() <= RelayList::MAX_PER_PURPOSE);
             let unique: BTreeSet<&RelayUrl> = relays.iter().collect();
             prop_assert_eq!(unique.len(), relays.len());
             for relay in relays {
@@ -62,9 +62,9 @@ proptest! {
         // The relays of the operator may be anywhere, and this service is never one.
         let named = tags.iter().filter_map(|tag| tag[1].parse::<RelayUrl>().ok());
         let operator: BTreeSet<RelayUrl> = named.collect();
-        let mailboxes = Mailboxes::parse(&list, &own, policy, &operator);
+        let parsed = RelayList::parse(&list, &own, policy, &operator);
         let usable = operator.iter().filter(|relay| !own.is_own_url(relay.as_str())).count();
-        prop_assert!(mailboxes.all().len() <= usable);
-        prop_assert!(mailboxes.all().iter().all(|relay| operator.contains(*relay)));
+        prop_assert!(parsed.all().len() <= usable);
+        prop_assert!(parsed.all().iter().all(|relay| operator.contains(*relay)));
     }
 }

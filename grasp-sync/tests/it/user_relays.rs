@@ -15,7 +15,7 @@ use crate::sim::world::relay;
 
 fn config() -> Config {
     let mut config = defaults();
-    config.follows_authors = true;
+    config.follows_user_relays = true;
     config.full_sync_above = Some(100);
     config
 }
@@ -36,7 +36,7 @@ fn setup(script: Script) -> (Setup, Vec<Event>) {
 
 fn tell_relays(setup: &mut Setup, author: PublicKey, relays: &[usize]) {
     let relays = relays.iter().map(|n| relay(*n)).collect();
-    setup.tell(IndexChange::AuthorRelays { author, relays });
+    setup.tell(IndexChange::UserRelays { author, relays });
 }
 
 /// Publishes a comment on an issue at relay 1.

@@ -1,39 +1,39 @@
-//! The relays of authors, from which their own roots are wanted too (GRASP-03), and the authors of roots.
+//! The relays of users, from which their own roots are wanted too (GRASP-03), and the authors of roots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use nostr::key::PublicKey;
 
 use super::SyncIndex;
-use super::items::{AuthorNeeds, SyncLevel};
+use super::items::{SyncLevel, UserNeeds};
 use super::pairs::Pairs;
 use super::roots::RootId;
 use super::state::Before;
 use crate::RelayUrl;
 
-/// The relays and the roots of authors.
+/// The relays and the roots of users.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Mail {
+pub(super) struct UserRelays {
     relays: BTreeMap<PublicKey, BTreeSet<RelayUrl>>,
-    /// The authors of each relay.
-    authors: BTreeMap<RelayUrl, BTreeSet<PublicKey>>,
+    /// The users who name each relay.
+    users: BTreeMap<RelayUrl, BTreeSet<PublicKey>>,
     /// The author of each root, as far as it is known.
     author_of: BTreeMap<RootId, PublicKey>,
     roots: Pairs<PublicKey, RootId>,
 }
 
-impl Mail {
-    /// Returns the relays of all authors.
+impl UserRelays {
+    /// Returns the relays of all users.
     pub(super) fn relays(&self) -> impl Iterator<Item = &RelayUrl> {
-        self.authors.keys()
+        self.users.keys()
     }
 
-    /// Returns the authors of a relay.
-    pub(super) fn authors(&self, relay: &RelayUrl) -> impl Iterator<Item = &PublicKey> {
-        self.authors.get(relay).into_iter().flatten()
+    /// Returns the users who name a relay.
+    pub(super) fn users(&self, relay: &RelayUrl) -> impl Iterator<Item = &PublicKey> {
+        self.users.get(relay).into_iter().flatten()
     }
 
-    /// Returns the relays of an author; `None` if there are none.
+    /// Returns the relays of a user; `None` if there are none.
     pub(super) fn relays_of(&self, author: &PublicKey) -> Option<&BTreeSet<RelayUrl>> {
         self.relays.get(author)
     }
@@ -46,18 +46,18 @@ impl Mail {
         self.relays.get(self.author_of.get(root)?)
     }
 
-    /// Returns the roots of an author.
+    /// Returns the roots of a user.
     pub(super) fn roots_of(&self, author: &PublicKey) -> impl Iterator<Item = &RootId> {
         self.roots.of(author)
     }
 
-    /// Replaces the relays of an author.
+    /// Replaces the relays of a user.
     pub(super) fn set_relays(&mut self, author: PublicKey, relays: BTreeSet<RelayUrl>) {
         for relay in self.relays.remove(&author).unwrap_or_default() {
-            if let Some(authors) = self.authors.get_mut(&relay) {
+            if let Some(authors) = self.users.get_mut(&relay) {
                 authors.remove(&author);
                 if authors.is_empty() {
-                    self.authors.remove(&relay);
+                    self.users.remove(&relay);
                 }
             }
         }
@@ -65,15 +65,12 @@ impl Mail {
             return;
         }
         for relay in &relays {
-            self.authors
-                .entry(relay.clone())
-                .or_default()
-                .insert(author);
+            self.users.entry(relay.clone()).or_default().insert(author);
         }
         self.relays.insert(author, relays);
     }
 
-    /// Adds a root of an author.
+    /// Adds a root of a user.
     pub(super) fn add_root(&mut self, author: PublicKey, root: RootId) {
         self.author_of.insert(root, author);
         self.roots.insert(author, root);
@@ -86,9 +83,9 @@ impl Mail {
         }
     }
 
-    /// Returns the relays and the roots of all authors.
-    pub(super) fn needs(&self) -> BTreeMap<PublicKey, AuthorNeeds> {
-        let mut needs: BTreeMap<PublicKey, AuthorNeeds> = BTreeMap::new();
+    /// Returns the relays and the roots of all users.
+    pub(super) fn needs(&self) -> BTreeMap<PublicKey, UserNeeds> {
+        let mut needs: BTreeMap<PublicKey, UserNeeds> = BTreeMap::new();
         for (author, relays) in &self.relays {
             needs.entry(*author).or_default().relays = relays.clone();
         }
@@ -100,15 +97,15 @@ impl Mail {
 }
 
 impl SyncIndex {
-    /// Returns the relays and the roots of authors, as far as they are known.
-    pub fn authors(&self) -> BTreeMap<PublicKey, AuthorNeeds> {
-        self.mail.needs()
+    /// Returns the relays and the roots of users, as far as they are known.
+    pub fn authors(&self) -> BTreeMap<PublicKey, UserNeeds> {
+        self.user_relays.needs()
     }
 
-    /// Returns the authors whose roots are wanted from a relay because it is theirs.
-    pub fn mail_authors(&self, relay: &RelayUrl) -> impl Iterator<Item = PublicKey> {
-        let authors = self.mail.authors(relay).copied();
-        authors.filter(|author| self.wanted_roots_of(author).next().is_some())
+    /// Returns the users whose roots are wanted from a relay because they name it.
+    pub fn users_of(&self, relay: &RelayUrl) -> impl Iterator<Item = PublicKey> {
+        let users = self.user_relays.users(relay).copied();
+        users.filter(|user| self.wanted_roots_of(user).next().is_some())
     }
 
     /// Notes the author of a root that was added, unless there was no room for it.
@@ -116,27 +113,27 @@ impl SyncIndex {
         if self.root_repos.of(&root).next().is_none() {
             return;
         }
-        for relay in self.mail.relays_of(&author).into_iter().flatten() {
+        for relay in self.user_relays.relays_of(&author).into_iter().flatten() {
             before.relay(self, relay);
         }
-        self.mail.add_root(author, root);
+        self.user_relays.add_root(author, root);
     }
 
-    /// Replaces the relays of an author.
-    pub(super) fn author_relays(
+    /// Replaces the relays of a user.
+    pub(super) fn set_user_relays(
         &mut self,
         author: PublicKey,
         mut relays: BTreeSet<RelayUrl>,
         before: &mut Before,
     ) {
         relays.retain(|relay| !self.service.is_own_url(relay.as_str()));
-        for root in self.mail.roots_of(&author) {
+        for root in self.user_relays.roots_of(&author) {
             before.root(self, root);
         }
         for relay in &relays {
             before.relay(self, relay);
         }
-        self.mail.set_relays(author, relays);
+        self.user_relays.set_relays(author, relays);
     }
 
     /// Returns whether a repository that is wanted in full has the root.
@@ -149,12 +146,12 @@ impl SyncIndex {
     }
 
     pub(super) fn wanted_roots_of(&self, author: &PublicKey) -> impl Iterator<Item = &RootId> {
-        let roots = self.mail.roots_of(author);
+        let roots = self.user_relays.roots_of(author);
         roots.filter(|root| self.is_wanted(root))
     }
 
-    /// Returns whether an author of the relay has a root that is wanted.
-    pub(super) fn is_mail_target(&self, relay: &RelayUrl) -> bool {
-        self.mail_authors(relay).next().is_some()
+    /// Returns whether a user who names the relay has a root that is wanted.
+    pub(super) fn is_named_by_user(&self, relay: &RelayUrl) -> bool {
+        self.users_of(relay).next().is_some()
     }
 }
