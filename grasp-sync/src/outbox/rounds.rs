@@ -80,16 +80,18 @@ impl Rounds {
         self.batch.is_none() && now >= self.next_batch && !self.queue.is_empty()
     }
 
-    /// Returns the next relay of the queue. The first of the relays never asked before is the one that `configured` has,
-    /// then that of most authors.
+    /// Returns the next relay of the queue: those of `configured` before all others, so that what users name delays
+    /// nobody whose list is looked for there. The first of the relays never asked before is the one that `configured`
+    /// has, then that of most authors.
     pub(super) fn next(&mut self, now: Mono, configured: &BTreeSet<RelayUrl>) -> Option<RelayUrl> {
-        let source = match self.next_new(configured) {
-            Some(source) => {
-                self.allows_new = false;
-                source
-            }
-            None => self.next_known(now)?,
-        };
+        let known = self.next_known(now, configured);
+        let is_configured = known
+            .as_ref()
+            .is_some_and(|known| configured.contains(known));
+        let new = self.next_new(configured);
+        let new = new.filter(|new| !is_configured || configured.contains(new));
+        self.allows_new &= new.is_none();
+        let source = new.or(known)?;
         self.sources.entry(source.clone()).or_default();
         self.last = Some(source.clone());
         Some(source)
@@ -108,16 +110,23 @@ impl Rounds {
         ranked.max().map(|(_, _, Reverse(relay))| relay.clone())
     }
 
-    /// Returns the next relay in turn.
-    fn next_known(&self, now: Mono) -> Option<RelayUrl> {
+    /// Returns the next relay in turn: of the operator's, or else of those that answered last time, or else of all.
+    fn next_known(&self, now: Mono, configured: &BTreeSet<RelayUrl>) -> Option<RelayUrl> {
         let after = self.last.clone().map_or(Unbounded, Excluded);
         let rest = self.queue.range((after, Unbounded));
-        let mut relays = rest.chain(&self.queue).map(|(relay, _)| relay);
-        let is_ready = |relay: &&RelayUrl| {
-            let source = self.sources.get(*relay);
-            source.is_some_and(|source| now >= source.paused_until)
-        };
-        relays.find(is_ready).cloned()
+        let mut next = None;
+        for (relay, _) in rest.chain(&self.queue) {
+            let source = self.sources.get(relay);
+            let Some(source) = source.filter(|source| now >= source.paused_until) else {
+                continue;
+            };
+            let is_others = !configured.contains(relay);
+            let rank = (is_others, is_others && source.failures > 0);
+            if next.is_none_or(|(best, _)| rank < best) {
+                next = Some((rank, relay));
+            }
+        }
+        next.map(|(_, relay)| relay.clone())
     }
 
     /// Notes that a request was sent.
