@@ -57,7 +57,9 @@
 //! use grasp_sync::engine::{Config, Frame, Input, Output, RelayFacts, Said, SyncEngine, VisitId, VisitOutcome};
 //!
 //! let mut now = Now::new(Mono::ZERO, Timestamp::from_secs(1_800_000_000));
-//! let mut engine = SyncEngine::new(now, Config::new("us.example".parse()?));
+//! let mut config = Config::new("us.example".parse()?);
+//! config.follows_user_relays = true;
+//! let mut engine = SyncEngine::new(now, config);
 //! let id = VisitId(1);
 //! let filters = vec![Filter::new().event(EventId::from_byte_array([7; 32]))];
 //! let visit = Input::Visit { relay: "wss://home.example".parse()?, id, filters };
@@ -122,15 +124,15 @@ mod relay;
 mod relays;
 mod retry;
 mod session;
+mod shares;
 mod subs;
 mod suspended;
 mod visits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use grasp_core::limits::BackoffPolicy;
-use grasp_core::resources::Pool;
 use grasp_core::{Mono, Now, RelayUrl, ServiceIdentity};
 
 use self::connections::Connections;
@@ -149,6 +151,7 @@ use self::job::Method;
 use self::rejected::Rejected;
 pub use self::relay::RelayRecord;
 use self::relay::{EngineState, Records, Relay};
+use self::shares::Shares;
 pub use self::suspended::SuspendedLayer;
 use self::visits::Visits;
 use crate::limits::REQUEST_WATCHDOG;
@@ -166,8 +169,8 @@ pub struct SyncEngine {
     relays: BTreeMap<RelayUrl, Relay>,
     discovery: Discovery,
     connections: Connections,
-    /// The relays that are followed, shared out between the owners that name them.
-    followed: Pool,
+    /// The relays that are followed, shared out between the owners and users that name them.
+    followed: Shares,
     records: Records,
     /// True if relays were left out for want of room.
     is_full: bool,
@@ -193,7 +196,7 @@ impl SyncEngine {
         let mut engine = Self {
             discovery: Discovery::new(&shared.config),
             connections: Connections::new(&shared.config),
-            followed: Pool::new(connections::bounds(relays::MAX_FOLLOWED)),
+            followed: Shares::of_places(&shared.config),
             shared,
             relays: BTreeMap::new(),
             records: Records::default(),
@@ -291,6 +294,9 @@ pub struct Config {
     pub own: ServiceIdentity,
     /// Relays to sync from whether a repository names them or not. Default: none.
     pub bootstrap: Vec<RelayUrl>,
+    /// Other relays that the operator names: they may be at private addresses, if anything is wanted from them.
+    /// Default: none.
+    pub named: BTreeSet<RelayUrl>,
     /// The seed of randomness. The same seed and the same inputs give the same outputs. Default: 0.
     pub seed: u64,
     /// True if there is a service key to authenticate with (NIP-42). Default: no.
@@ -312,8 +318,8 @@ pub struct Config {
     /// rules decide what is kept, such as a GRASP server. Enforced by the driver. Default: no.
     pub follow_unlisted: bool,
     /// True if the relays of users are followed for their roots, as
-    /// [`IndexChange::UserRelays`](grasp_core::sync::IndexChange::UserRelays) tells; the author of each root is
-    /// remembered then. Default: no.
+    /// [`IndexChange::UserRelays`](grasp_core::sync::IndexChange::UserRelays) tells, and visited; the author of each
+    /// root is remembered then. Default: no.
     pub follows_user_relays: bool,
     /// True if announcements are compared again after a restart, even if they were proven complete: for a local relay
     /// that does not tell what it holds ([`tells_held`](crate::SyncedRelay::tells_held), which the driver asks).
@@ -333,8 +339,8 @@ pub struct Config {
     /// Backoff of failing relays.
     pub backoff: BackoffPolicy,
     /// Connections at the same time, bootstrap relays not counted; half of them at most to relays that no served
-    /// repository lists, a quarter to those of one owner or author, and to one network half of what is free. Relays that
-    /// find no room take turns; visits give way to them. Default: 512.
+    /// repository lists, a quarter to those of one owner, and to one network half of what is free. Relays that find no
+    /// room take turns. If relays of users are followed, these have a quarter, and visits an eighth. Default: 512.
     pub connections: usize,
     /// Connections to one host, with any path. Default: 8.
     pub connections_per_host: usize,
@@ -352,6 +358,7 @@ impl Config {
         Self {
             own,
             bootstrap: Vec::new(),
+            named: BTreeSet::new(),
             seed: 0,
             can_authenticate: false,
             is_private: false,

@@ -87,6 +87,10 @@ impl EventLoop {
         // What a private service has is nobody else's business, not even its addresses.
         let outbox = settings.outbox.filter(|_| !config.is_private);
         config.follows_user_relays = outbox.is_some();
+        if let Some(outbox) = &outbox {
+            let named = outbox.index_relays.iter().chain(&outbox.fallback_relays);
+            config.named.extend(named.cloned());
+        }
         let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let following = Following::new(&config);

@@ -1,22 +1,23 @@
 //! Connections, shared out between the owners that name relays and the networks that relays are in.
 //!
 //! An event can name any relay, and thousands of names can lead to one machine. So a connection is taken from a
-//! [`Pool`] for an owner of a repository that lists the relay, or else for an author whose relay it is, and for the
-//! network of the relay's address. Where
-//! there is no room left, relays take turns: the relay that waits longest is connected to, and one that had its turn
-//! and whose owner or network has more connections gives way, or one that has visits alone. Bootstrap relays are not
-//! counted.
+//! [`Pool`] for an owner of a repository that lists the relay, or else for a user whose relay it is, and for the
+//! network of the relay's address. Where there is no room left, relays take turns: the relay that waits longest is
+//! connected to, and one of the same kind that had its turn and whose owner or network has more connections gives way.
+//! Visits end soon: none gives way, and they have their part of the handshakes. Bootstrap relays are not counted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use grasp_core::resources::{Bounds, Claimant, ClientNetwork, Grant, Pool, Shortage};
+use grasp_core::resources::{Claimant, ClientNetwork, Grant, Pool, Shortage};
 use grasp_core::sync::{SyncIndex, SyncLevel};
 use grasp_core::{Host, Mono, RelayUrl};
 
 use super::Config;
+use super::shares::Shares;
+use super::visits::Scope;
 
 /// Concurrent handshakes.
 pub(super) const MAX_HANDSHAKES: usize = 8;
@@ -24,11 +25,13 @@ pub(super) const MAX_HANDSHAKES: usize = 8;
 const TURN_LENGTH: Duration = Duration::from_secs(10 * 60);
 /// Shortest time between two relays that are connected to in turn.
 const TURN_GAP: Duration = Duration::from_secs(10);
+/// Handshakes for other relays after which one for a visit comes first.
+const HANDSHAKES_PER_VISIT: usize = 3;
 
 /// The open connections, and the claimants that hold them.
 #[derive(Debug)]
 pub(super) struct Connections {
-    pool: Pool,
+    shares: Shares,
     most_per_host: usize,
     /// Relays that are not counted.
     exempt: BTreeSet<RelayUrl>,
@@ -39,6 +42,8 @@ pub(super) struct Connections {
     /// Shortest time between the starts of two handshakes.
     handshake_gap: Duration,
     next_handshake: Mono,
+    /// Handshakes since the last one for a visit.
+    since_visit: usize,
     /// True if a relay waits for a handshake.
     pub(super) is_waiting: bool,
     /// True if a relay may have become dialable, or a slot free, since the last check.
@@ -48,9 +53,17 @@ pub(super) struct Connections {
 #[derive(Debug)]
 struct Held {
     grant: Grant,
-    claimant: Claimant,
+    claim: Claim,
     /// The time since which it is connected, if it is.
     since: Option<Mono>,
+}
+
+/// What a connection is taken for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    pub(super) claimant: Claimant,
+    /// What the relay is followed for.
+    pub(super) scope: Scope,
 }
 
 impl Held {
@@ -59,19 +72,8 @@ impl Held {
     }
 }
 
-/// Returns bounds in which claimants without authority have half, and one owner a quarter.
-pub(super) fn bounds(total: usize) -> Bounds {
-    let total = total as u64;
-    Bounds {
-        total,
-        reserve: total / 2,
-        per_author: total.div_ceil(4),
-        smallest: 1,
-    }
-}
-
-/// Returns the claimant of a connection to a relay: of the owners that list it, or else of the authors whose relay it
-/// is, the one that holds fewest. It has authority if a served repository lists the relay.
+/// Returns the claimant of a connection to a relay: of the owners that list it, or else of the users whose relay it is,
+/// the one that holds fewest. It has authority if a served repository lists the relay.
 pub(super) fn claimant(
     pool: &Pool,
     index: &SyncIndex,
@@ -108,7 +110,7 @@ pub(super) fn claimant(
 impl Connections {
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            pool: Pool::new(bounds(config.connections)),
+            shares: Shares::of_connections(config),
             most_per_host: config.connections_per_host,
             exempt: config.bootstrap.iter().cloned().collect(),
             by_host: BTreeMap::new(),
@@ -116,6 +118,7 @@ impl Connections {
             next_turn: None,
             handshake_gap: config.handshake_gap,
             next_handshake: Mono::ZERO,
+            since_visit: 0,
             is_waiting: false,
             needs_check: true,
         }
@@ -131,23 +134,27 @@ impl Connections {
         self.exempt.contains(relay)
     }
 
-    /// Returns whether no relay but exempt ones could be connected to, for any claimant.
-    pub(super) fn is_full(&self) -> bool {
-        self.pool.usage().all >= self.pool.bounds().total
+    /// Returns whether no relay of this scope but exempt ones could be connected to, for any claimant.
+    pub(super) fn is_full(&self, scope: Scope) -> bool {
+        let pool = self.shares.of(scope);
+        pool.usage().all >= pool.bounds().total
     }
 
-    pub(super) fn claimant(
+    pub(super) fn claim(
         &self,
         index: &SyncIndex,
         relay: &RelayUrl,
+        scope: Scope,
         address: Option<IpAddr>,
-    ) -> Claimant {
-        claimant(&self.pool, index, relay, address)
+    ) -> Claim {
+        let claimant = claimant(self.shares.of(scope), index, relay, address);
+        Claim { claimant, scope }
     }
 
     /// Returns whether a relay may be connected to.
-    pub(super) fn has_room(&self, relay: &RelayUrl, claimant: &Claimant) -> bool {
-        self.is_exempt(relay) || (self.pool.room(claimant) > 0 && self.has_host_room(relay))
+    pub(super) fn has_room(&self, relay: &RelayUrl, claim: &Claim) -> bool {
+        let pool = self.shares.of(claim.scope);
+        self.is_exempt(relay) || (pool.room(&claim.claimant) > 0 && self.has_host_room(relay))
     }
 
     pub(super) fn has_host_room(&self, relay: &RelayUrl) -> bool {
@@ -155,16 +162,17 @@ impl Connections {
     }
 
     /// Returns the number of connections that a claimant's owner or network has, whichever has more.
-    pub(super) fn weight(&self, claimant: &Claimant) -> u64 {
-        let owner = self.pool.held_by(&Claimant {
+    pub(super) fn weight(&self, claim: &Claim) -> u64 {
+        let pool = self.shares.of(claim.scope);
+        let owner = pool.held_by(&Claimant {
             network: None,
-            ..*claimant
+            ..claim.claimant
         });
-        owner.max(self.pool.held_by(claimant))
+        owner.max(pool.held_by(&claim.claimant))
     }
 
     /// Takes a connection for a relay, in place of the one it has.
-    pub(super) fn take(&mut self, relay: &RelayUrl, claimant: Claimant) -> Result<(), Shortage> {
+    pub(super) fn take(&mut self, relay: &RelayUrl, claim: Claim) -> Result<(), Shortage> {
         self.give_back(relay);
         if self.is_exempt(relay) {
             return Ok(());
@@ -172,13 +180,13 @@ impl Connections {
         if !self.has_host_room(relay) {
             return Err(Shortage::Total);
         }
-        let grant = self.pool.take(&claimant, 1)?;
+        let grant = self.shares.of_mut(claim.scope).take(&claim.claimant, 1)?;
         *self.by_host.entry(relay.host()).or_default() += 1;
         self.held.insert(
             relay.clone(),
             Held {
                 grant,
-                claimant,
+                claim,
                 since: None,
             },
         );
@@ -197,7 +205,7 @@ impl Connections {
         let Some(held) = self.held.remove(relay) else {
             return;
         };
-        self.pool.give_back(held.grant);
+        self.shares.of_mut(held.claim.scope).give_back(held.grant);
         let host = relay.host();
         if let Some(count) = self.by_host.get_mut(&host) {
             *count = count.saturating_sub(1);
@@ -207,31 +215,28 @@ impl Connections {
         }
     }
 
-    /// Returns whether a relay that had its turn, or has visits alone, may have to give way to a claimant.
-    pub(super) fn may_replace(&self, now: Mono, index: &SyncIndex, claimant: &Claimant) -> bool {
-        let mut held = self.held.iter();
-        held.any(|(relay, held)| {
-            !index.is_target(relay) || (held.had_its_turn(now) && self.outranks(claimant, held))
-        })
+    /// Returns whether a relay that had its turn may have to give way to a claimant.
+    pub(super) fn may_replace(&self, now: Mono, claim: &Claim) -> bool {
+        let mut held = self.held.values();
+        held.any(|held| held.had_its_turn(now) && self.outranks(claim, held))
     }
 
-    /// Returns a relay that had its turn, or has visits alone, and without which there is room for a claimant.
+    /// Returns a relay that had its turn and without which there is room for a claimant.
     pub(super) fn give_way(
         &mut self,
         now: Mono,
         index: &SyncIndex,
-        claimant: &Claimant,
+        claim: &Claim,
     ) -> Option<RelayUrl> {
-        let lighter = self.held.iter().filter(|(relay, held)| {
-            !index.is_target(relay) || (held.had_its_turn(now) && self.outranks(claimant, held))
-        });
+        let lighter = self.held.iter();
+        let lighter =
+            lighter.filter(|(_, held)| held.had_its_turn(now) && self.outranks(claim, held));
         let mut lighter: Vec<_> = lighter
             .map(|(relay, held)| {
-                let weight = Reverse(self.weight(&held.claimant));
+                let weight = Reverse(self.weight(&held.claim));
                 let owners = index.owners_of(relay);
                 (
-                    index.is_target(relay),
-                    held.claimant.has_authority,
+                    held.claim.claimant.has_authority,
                     weight,
                     owners,
                     held.since,
@@ -243,30 +248,37 @@ impl Connections {
         lighter
             .into_iter()
             .map(|(.., relay)| relay)
-            .find(|relay| self.would_fit(relay, claimant))
+            .find(|relay| self.would_fit(relay, claim))
     }
 
     /// Returns whether a waiting claimant comes before a connected one: its owner and network have fewer connections;
-    /// or as many, being the same. A served repository does not give way to one that is not.
-    fn outranks(&self, waiting: &Claimant, held: &Held) -> bool {
-        let its = &held.claimant;
+    /// or as many, being the same. A served repository does not give way to one that is not, no relay to one of another
+    /// kind, and no visit at all.
+    fn outranks(&self, waiting: &Claim, held: &Held) -> bool {
+        if waiting.scope != held.claim.scope || waiting.scope == Scope::Visits {
+            return false;
+        }
+        let ours = self.weight(waiting);
+        let theirs = self.weight(&held.claim);
+        let waiting = &waiting.claimant;
+        let its = &held.claim.claimant;
         if its.has_authority && !waiting.has_authority {
             return false;
         }
-        let (ours, theirs) = (self.weight(waiting), self.weight(its));
         let is_network = waiting.network.is_some() && waiting.network == its.network;
         let is_same = waiting.author == its.author || is_network;
         theirs > ours || (theirs == ours && is_same)
     }
 
     /// Returns whether there would be room for a claimant without a relay's connection.
-    fn would_fit(&mut self, without: &RelayUrl, claimant: &Claimant) -> bool {
+    fn would_fit(&mut self, without: &RelayUrl, claim: &Claim) -> bool {
         let Some(held) = self.held.remove(without) else {
             return false;
         };
-        self.pool.give_back(held.grant);
-        let fits = self.pool.room(claimant) > 0;
-        let grant = self.pool.force(&held.claimant, 1);
+        let pool = self.shares.of_mut(held.claim.scope);
+        pool.give_back(held.grant);
+        let fits = claim.scope == held.claim.scope && pool.room(&claim.claimant) > 0;
+        let grant = pool.force(&held.claim.claimant, 1);
         self.held.insert(without.clone(), Held { grant, ..held });
         fits
     }
@@ -286,8 +298,14 @@ impl Connections {
     }
 
     /// Notes the start of a handshake.
-    pub(super) fn dialled(&mut self, now: Mono) {
+    pub(super) fn dialled(&mut self, now: Mono, is_visit: bool) {
         self.next_handshake = now + self.handshake_gap;
+        self.since_visit = if is_visit { 0 } else { self.since_visit + 1 };
+    }
+
+    /// Returns whether the next handshake is for a visit, if one waits. Otherwise visits come last.
+    pub(super) fn is_turn_of_visits(&self) -> bool {
+        self.since_visit >= HANDSHAKES_PER_VISIT
     }
 
     /// Returns when the next turn comes, or the next handshake may start.
@@ -309,7 +327,7 @@ impl Connections {
     /// Panics unless every connection is accounted for once.
     pub(super) fn check(&self) {
         assert_eq!(
-            self.pool.usage().all,
+            self.shares.taken(),
             self.held.len() as u64,
             "connections are miscounted"
         );
@@ -326,6 +344,7 @@ mod tests {
     use grasp_core::nostr::event::EventId;
     use grasp_core::nostr::key::PublicKey;
     use grasp_core::nostr::types::Timestamp;
+    use grasp_core::resources::Bounds;
     use grasp_core::sync::IndexChange;
     use grasp_core::{RepoId, Version};
 
@@ -354,12 +373,21 @@ mod tests {
     }
 
     fn setup(changes: Vec<IndexChange>, max: usize) -> (Connections, SyncIndex) {
+        setup_with(changes, max, false)
+    }
+
+    fn setup_with(
+        changes: Vec<IndexChange>,
+        max: usize,
+        follows_user_relays: bool,
+    ) -> (Connections, SyncIndex) {
         let own = "us.example".parse().unwrap();
         let mut index = SyncIndex::new("us.example".parse().unwrap(), []);
         let _ = index.apply(changes);
         (
             Connections::new(&Config {
                 connections: max,
+                follows_user_relays,
                 ..Config::new(own)
             }),
             index,
@@ -375,8 +403,8 @@ mod tests {
     ) -> usize {
         let address = address.map(|text| text.parse().unwrap());
         let taken = relays.iter().filter(|relay| {
-            let claimant = connections.claimant(index, relay, address);
-            let is_taken = connections.take(relay, claimant).is_ok();
+            let claim = connections.claim(index, relay, Scope::Full, address);
+            let is_taken = connections.take(relay, claim).is_ok();
             connections.connected(Mono::ZERO, relay);
             is_taken
         });
@@ -420,10 +448,11 @@ mod tests {
             announced(4, &relays[7..], SyncLevel::StateOnly),
         ];
         let (mut connections, index) = setup(changes, 4);
-        connections.pool = Pool::new(Bounds {
-            per_author: 9,
+        *connections.shares.of_mut(Scope::Full) = Pool::new(Bounds {
+            total: 4,
             reserve: 3,
-            ..bounds(4)
+            per_author: 9,
+            smallest: 1,
         });
         assert_eq!(fill(&mut connections, &index, &relays[3..6], None), 3);
         assert_eq!(
@@ -431,15 +460,17 @@ mod tests {
             1,
             "owners 1 and 2 have two"
         );
-        let waiting = connections.claimant(&index, &relays[6], None);
+        let waiting = connections.claim(&index, &relays[6], Scope::Full, None);
         assert!(!connections.has_room(&relays[6], &waiting));
-        assert!(!connections.may_replace(Mono::from_secs(599), &index, &waiting));
+        assert!(!connections.may_replace(Mono::from_secs(599), &waiting));
         let later = Mono::from_secs(600);
-        assert!(connections.may_replace(later, &index, &waiting));
+        assert!(connections.may_replace(later, &waiting));
         assert!(connections.give_way(later, &index, &waiting).is_some());
-        let unserved = connections.claimant(&index, &relays[7], None);
-        assert!(!connections.may_replace(later, &index, &unserved));
-        let crowd = connections.claimant(&index, &relays[1], None);
+        let unserved = connections.claim(&index, &relays[7], Scope::Full, None);
+        assert!(!connections.may_replace(later, &unserved));
+        let visit = connections.claim(&index, &relays[7], Scope::Visits, None);
+        assert!(!connections.may_replace(later, &visit));
+        let crowd = connections.claim(&index, &relays[1], Scope::Full, None);
         let gives_way = connections.give_way(later, &index, &crowd);
         assert_eq!(gives_way, Some(relays[0].clone()), "its own");
         connections.check();
@@ -459,13 +490,39 @@ mod tests {
     }
 
     #[test]
+    fn visits_have_connections_and_handshakes_of_their_own() {
+        let relays: Vec<_> = (0..60).map(relay).collect();
+        let changes = (0..40).map(|n| announced(n as u8, &relays[n..=n], SyncLevel::Full));
+        let (mut connections, index) = setup_with(changes.collect(), 16, true);
+        assert_eq!(fill(&mut connections, &index, &relays[..40], None), 10);
+        assert!(connections.is_full(Scope::Full) && !connections.is_full(Scope::Visits));
+        for (n, fits) in [(50, true), (51, true), (52, false)] {
+            let claim = connections.claim(&index, &relays[n], Scope::Visits, None);
+            assert_eq!(connections.take(&relays[n], claim).is_ok(), fits);
+        }
+        connections.check();
+        connections.give_back(&relays[50]);
+        assert!(connections.is_full(Scope::Full) && !connections.is_full(Scope::Visits));
+        // Every fourth handshake, if visits wait all the time.
+        let mut visits = Vec::new();
+        for n in 0..9 {
+            let is_visit = connections.is_turn_of_visits();
+            connections.dialled(Mono::from_secs(n), is_visit);
+            if is_visit {
+                visits.push(n);
+            }
+        }
+        assert_eq!(visits, [3, 7]);
+    }
+
+    #[test]
     fn handshakes_are_limited_in_rate_and_number() {
         let (mut connections, _) = setup(vec![], 4);
         let mut started = Vec::new();
         for ms in 0..10_000 {
             let now = Mono::from_millis(ms);
             if connections.may_dial(now, started.len()) {
-                connections.dialled(now);
+                connections.dialled(now, false);
                 started.push(ms);
             }
         }

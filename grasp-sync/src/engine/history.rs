@@ -74,6 +74,7 @@ impl RelayHistory {
         (relay, record): (&RelayUrl, Option<RelayRecord>),
     ) -> Self {
         let is_resumed = record.is_some();
+        let is_named = is_bootstrap || config.named.contains(relay);
         let mut kept = record.unwrap_or_else(|| RelayRecord::new(relay.clone()));
         let profile = RelayProfile::new(&RelayFacts::default(), config);
         let paused = kept.paused_until.map_or(0, |until| until.as_secs());
@@ -93,7 +94,7 @@ impl RelayHistory {
         Self {
             scope,
             state: RelayState::new(is_bootstrap),
-            health: RelayHealth::new(now, config.backoff, &kept, is_bootstrap),
+            health: RelayHealth::new(now, config.backoff, &kept, is_named),
             profile,
             pace,
             ledger: SlotLedger::new(profile.retained_bytes, None),

@@ -81,7 +81,8 @@ impl Link {
         ctx.history.health.seen.attempts += 1;
         ctx.history.kept.waits_since = Some(ctx.now.unix);
         ctx.history.state.connecting();
-        let configured = ctx.history.state.is_bootstrap;
+        let is_named = ctx.shared.config.named.contains(ctx.relay);
+        let configured = ctx.history.state.is_bootstrap || is_named;
         ctx.out.push(Output::Connect {
             relay: ctx.relay.clone(),
             conn,
@@ -278,10 +279,12 @@ impl Link {
             Self::Dialing { until, .. } => Some(*until),
         };
         let forgiven = ctx.history.health.forgiven_at();
+        let unserved = ctx.end_waiting_visits(matches!(self, Self::Up(_)));
         let left = ctx.update_leaving(matches!(self, Self::Up(_)));
         own.into_iter()
             .chain(ctx.history.write_at)
             .chain(forgiven)
+            .chain(unserved)
             .chain(left)
             .min()
     }

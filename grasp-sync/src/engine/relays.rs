@@ -6,20 +6,18 @@ use std::mem::discriminant;
 use std::net::IpAddr;
 
 use grasp_core::limits::Admit;
-use grasp_core::resources::{Claimant, Grant};
+use grasp_core::resources::Grant;
 use grasp_core::sync::{IndexChange, MAX_PROOFS, ProofSet};
 use grasp_core::{Mono, Now, RelayUrl};
 
+use super::SyncEngine;
+use super::connections::{self, Claim};
 use super::facts::RelayFacts;
 use super::history::RelayHistory;
 use super::io::{ConnId, Output, Report};
 use super::job::Method;
 use super::relay::{self, Context, Link, Relay, RelayRecord};
 use super::visits::Scope;
-use super::{SyncEngine, connections};
-
-/// Relays that are followed; half of them at most for no served repository, a quarter for one owner or author.
-pub(super) const MAX_FOLLOWED: usize = 10_000;
 
 impl Relay {
     fn may_be_dialled(&self, now: Now) -> bool {
@@ -106,8 +104,12 @@ impl SyncEngine {
         }
         for relay in new {
             // One event can name thousands of relays; a claimant's share limits them.
-            let claimant = connections::claimant(&self.followed, &self.shared.index, &relay, None);
-            match self.followed.take(&claimant, 1) {
+            let Some(scope) = self.shared.scope_of(&relay) else {
+                continue;
+            };
+            let places = self.followed.of_mut(scope);
+            let claimant = connections::claimant(places, &self.shared.index, &relay, None);
+            match places.take(&claimant, 1) {
                 Ok(place) => self.follow(now, relay, Some(place)),
                 Err(_) => {
                     self.refuse_visits(&relay);
@@ -144,11 +146,9 @@ impl SyncEngine {
         let Some(mut relay) = self.relays.remove(url) else {
             return;
         };
-        relay
-            .place
-            .take()
-            .into_iter()
-            .for_each(|place| self.followed.give_back(place));
+        if let Some(place) = relay.place.take() {
+            self.followed.of_mut(relay.history.scope).give_back(place);
+        }
         let record = relay.history.record(now, &relay.link);
         self.out.push(Output::Persist(Box::new(record.clone())));
         self.records.keep(record);
@@ -256,22 +256,16 @@ impl SyncEngine {
         };
         let address = found_at.or(known.history.kept.address);
         known.history.kept.address = address;
-        let claimant = self
-            .connections
-            .claimant(&self.shared.index, relay, address);
-        let is_visit = known.history.scope == Scope::Visits;
-        if self.connections.take(relay, claimant).is_err() {
-            if is_visit {
-                return false;
-            }
-            let gives_way = self
-                .connections
-                .give_way(now.mono, &self.shared.index, &claimant);
+        let scope = known.history.scope;
+        let index = &self.shared.index;
+        let claim = self.connections.claim(index, relay, scope, address);
+        if self.connections.take(relay, claim).is_err() {
+            let gives_way = self.connections.give_way(now.mono, index, &claim);
             let Some(gives_way) = gives_way else {
                 return false;
             };
             self.with_relay(now, &gives_way, |link, ctx| link.give_way(ctx));
-            if self.connections.take(relay, claimant).is_err() {
+            if self.connections.take(relay, claim).is_err() {
                 return false;
             }
         }
@@ -279,8 +273,9 @@ impl SyncEngine {
         true
     }
 
-    /// Dials relays that may be dialled: visits last; healthy ones first, of these the operator's, then those whose owners and
-    /// networks have fewest connections, then those that many owners list. Where there is no room, relays take turns.
+    /// Dials relays that may be dialled: visits last, but for every fourth handshake; healthy ones first, of these the
+    /// operator's, then those whose owners and networks have fewest connections, then those that many owners list.
+    /// Where there is no room, relays take turns.
     pub(super) fn dial(&mut self, now: Now) {
         // There may be thousands of relays, and most inputs make none of them dialable.
         if !std::mem::take(&mut self.connections.needs_check) {
@@ -301,8 +296,9 @@ impl SyncEngine {
             .may_dial(now.mono, handshakes + dialled.len())
         {
             let next = waiting.find(|(url, its)| self.connections.take(url, *its).is_ok());
-            let Some((url, _)) = next else { break };
-            self.connections.dialled(now.mono);
+            let Some((url, its)) = next else { break };
+            self.connections
+                .dialled(now.mono, its.scope == Scope::Visits);
             dialled.push(url);
         }
         self.connections.is_waiting =
@@ -313,7 +309,7 @@ impl SyncEngine {
                 .connections
                 .may_dial(now.mono, handshakes + dialled.len())
         {
-            self.connections.dialled(now.mono);
+            self.connections.dialled(now.mono, false);
             dialled.extend(self.next_in_turn(now));
         }
         for url in dialled {
@@ -330,8 +326,9 @@ impl SyncEngine {
     }
 
     /// Returns the relays that may be dialled and for which there is room, in order; and whether there are others.
-    fn waiting(&self, now: Now) -> (Vec<(RelayUrl, Claimant)>, bool) {
-        let (index, is_full) = (&self.shared.index, self.connections.is_full());
+    fn waiting(&self, now: Now) -> (Vec<(RelayUrl, Claim)>, bool) {
+        let index = &self.shared.index;
+        let visits_first = self.connections.is_turn_of_visits();
         let mut is_crowded = false;
         let mut waiting = Vec::new();
         for (url, relay) in self
@@ -340,62 +337,53 @@ impl SyncEngine {
             .filter(|(_, relay)| relay.may_be_dialled(now))
         {
             let is_exempt = self.connections.is_exempt(url);
-            let claimant = (!is_full || is_exempt)
-                .then(|| {
-                    self.connections
-                        .claimant(index, url, relay.history.kept.address)
-                })
-                .filter(|claimant| self.connections.has_room(url, claimant));
-            let is_visit = relay.history.scope == Scope::Visits;
-            let Some(claimant) = claimant else {
+            let scope = relay.history.scope;
+            let address = relay.history.kept.address;
+            let claim = (!self.connections.is_full(scope) || is_exempt)
+                .then(|| self.connections.claim(index, url, scope, address))
+                .filter(|claim| self.connections.has_room(url, claim));
+            let is_visit = scope == Scope::Visits;
+            let Some(claim) = claim else {
                 is_crowded |= !is_visit;
                 continue;
             };
             let health = relay.history.health.health(now.mono);
-            let weight = self.connections.weight(&claimant);
+            let weight = self.connections.weight(&claim);
             let need = Reverse(index.owners_of(url));
             let rank = (
-                is_visit,
+                is_visit != visits_first,
                 health,
                 !is_exempt,
                 weight,
                 need,
                 relay.history.kept.waits_since,
             );
-            waiting.push((rank, url.clone(), claimant));
+            waiting.push((rank, url, claim));
         }
-        waiting.sort();
-        (
-            waiting
-                .into_iter()
-                .map(|(_, url, claimant)| (url, claimant))
-                .collect(),
-            is_crowded,
-        )
+        waiting.sort_by(|(a, one, _), (b, other, _)| (a, one).cmp(&(b, other)));
+        let waiting = waiting.into_iter();
+        let waiting = waiting.map(|(_, url, claim)| (url.clone(), claim));
+        (waiting.collect(), is_crowded)
     }
 
     /// Returns the relay whose turn it is, although there is no room: another gives way to it if it answers.
     fn next_in_turn(&self, now: Now) -> Option<RelayUrl> {
         let without_room = self.relays.iter().filter_map(|(url, relay)| {
-            let claimant =
-                self.connections
-                    .claimant(&self.shared.index, url, relay.history.kept.address);
-            let is_target = relay.history.scope != Scope::Visits;
+            let scope = relay.history.scope;
+            let address = relay.history.kept.address;
+            let index = &self.shared.index;
+            let claim = self.connections.claim(index, url, scope, address);
+            let is_target = scope != Scope::Visits;
             let may = is_target && relay.may_be_dialled(now) && self.connections.has_host_room(url);
-            let is_next = may && !self.connections.has_room(url, &claimant);
+            let is_next = may && !self.connections.has_room(url, &claim);
             let health = relay.history.health.health(now.mono);
-            let weight = self.connections.weight(&claimant);
-            is_next.then_some((
-                (health, weight, relay.history.kept.waits_since),
-                url,
-                claimant,
-            ))
+            let weight = self.connections.weight(&claim);
+            is_next.then_some(((health, weight, relay.history.kept.waits_since), url, claim))
         });
         let mut waiting: Vec<_> = without_room.collect();
-        waiting.sort();
+        waiting.sort_by(|(a, one, _), (b, other, _)| (a, one).cmp(&(b, other)));
         let mut waiting = waiting.into_iter();
-        let index = &self.shared.index;
-        let next = waiting.find(|(_, _, its)| self.connections.may_replace(now.mono, index, its));
+        let next = waiting.find(|(_, _, its)| self.connections.may_replace(now.mono, its));
         next.map(|(_, url, _)| url.clone())
     }
 

@@ -1,7 +1,8 @@
 //! What a relay is followed for, and visits: histories that are fetched from a relay on request (GRASP-03).
 //!
 //! A visit confirms nothing and proves nothing, and nothing of it stays open. It shares the connection of a relay that
-//! is a target; any other relay is followed for as long as it has visits.
+//! is a target; any other relay is followed for as long as it has visits. One that finds no connection for some time
+//! has failed, so that whoever waits for it can turn to another relay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,6 +23,8 @@ use super::session::Session;
 
 /// Time for which a connection stays without a visit: the next may follow at once.
 const VISIT_GAP: Duration = Duration::from_secs(5);
+/// Time that a visit waits for a connection.
+const CONNECTION_WAIT: Duration = Duration::from_secs(2 * 60);
 
 /// What a relay is followed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,13 +37,26 @@ pub(super) enum Scope {
     Visits,
 }
 
-/// The visits that have not ended, by relay, with their filters.
+/// A visit that has not ended.
+#[derive(Debug)]
+struct Visit {
+    filters: Vec<Filter>,
+    began: Mono,
+}
+
+/// The visits that have not ended, by relay.
 #[derive(Debug, Default)]
-pub(super) struct Visits(BTreeMap<RelayUrl, BTreeMap<VisitId, Vec<Filter>>>);
+pub(super) struct Visits(BTreeMap<RelayUrl, BTreeMap<VisitId, Visit>>);
 
 impl Visits {
-    fn add(&mut self, relay: RelayUrl, id: VisitId, filters: Vec<Filter>) {
-        self.0.entry(relay).or_default().insert(id, filters);
+    fn add(&mut self, relay: RelayUrl, id: VisitId, visit: Visit) {
+        self.0.entry(relay).or_default().insert(id, visit);
+    }
+
+    /// Returns when the oldest visit of a relay began.
+    fn oldest(&self, relay: &RelayUrl) -> Option<Mono> {
+        let visits = self.0.get(relay)?.values();
+        visits.map(|visit| visit.began).min()
     }
 
     /// Returns whether a relay has a visit.
@@ -50,7 +66,7 @@ impl Visits {
 
     fn at(&self, relay: &RelayUrl) -> impl Iterator<Item = (VisitId, &Vec<Filter>)> {
         let visits = self.0.get(relay).into_iter().flatten();
-        visits.map(|(id, filters)| (*id, filters))
+        visits.map(|(id, visit)| (*id, &visit.filters))
     }
 
     fn relay_of(&self, id: VisitId) -> Option<RelayUrl> {
@@ -102,7 +118,9 @@ impl SyncEngine {
             let outcome = VisitOutcome::Complete;
             return self.out.push(Output::Visited { id, outcome });
         }
-        self.shared.visits.add(relay.clone(), id, filters);
+        let began = now.mono;
+        let visit = Visit { filters, began };
+        self.shared.visits.add(relay.clone(), id, visit);
         if !self.relays.contains_key(&relay) {
             self.follow_new(now, [relay.clone()].into());
         }
@@ -202,6 +220,19 @@ impl Context<'_> {
             let outcome = VisitOutcome::Failed;
             self.out.push(Output::Visited { id, outcome });
         }
+    }
+
+    /// Ends the visits of a relay that has found no connection for them in time; returns when they end.
+    pub(super) fn end_waiting_visits(&mut self, is_connected: bool) -> Option<Mono> {
+        if is_connected {
+            return None;
+        }
+        let at = self.shared.visits.oldest(self.relay)? + CONNECTION_WAIT;
+        if self.now.mono < at {
+            return Some(at);
+        }
+        self.visits_failed();
+        None
     }
 
     /// Returns when the relay is left, if it is followed for visits alone and has none.

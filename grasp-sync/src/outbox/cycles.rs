@@ -15,8 +15,8 @@ const MAX_WORKERS: usize = 32;
 const CYCLE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time after which the next group follows one that failed.
 const FAILED_PAUSE: Duration = Duration::from_secs(5 * 60);
-/// Time that a visit may take, waiting for a connection included.
-const VISIT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+/// Time that a visit may take, waiting for a connection included: longer than any honest relay needs for a group.
+const VISIT_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// A relay that users name.
 #[derive(Debug)]

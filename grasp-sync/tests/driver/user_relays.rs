@@ -156,6 +156,21 @@ async fn a_private_service_asks_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn fallback_relays_may_be_at_private_addresses() {
+    let here = Repository::new();
+    let comment = here.bob.comment(here.issue.id, "it fails for me, too");
+    let index = HonestRelay::new([]).start().await;
+    let fallback = HonestRelay::new([comment.clone()]).start().await;
+    let mut settings = Repository::settings(&index.url());
+    settings.outbound.allow_private = false;
+    let outbox = settings.outbox.as_mut().unwrap();
+    outbox.fallback_relays = vec![fallback.url()];
+    let local = std::sync::Arc::new(here.local.clone());
+    let _syncer = Syncer::start(local, settings).await.unwrap();
+    here.local.until_has(&[&comment]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn lists_with_private_addresses_lead_nowhere() {
     let here = Repository::new();
     let mut home = HonestRelay::new([]).start().await;

@@ -49,7 +49,7 @@ impl SyncEngine {
             .filter(|relay| relay.place.is_some())
             .count();
         assert_eq!(
-            self.followed.usage().all,
+            self.followed.taken(),
             places as u64,
             "followed relays are miscounted"
         );

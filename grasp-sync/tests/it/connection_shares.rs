@@ -50,6 +50,13 @@ fn many_relays(count: usize) -> Vec<RelayUrl> {
 fn setup(connections: usize) -> Setup {
     let mut config = defaults();
     config.connections = connections;
+    Setup::new(config, Script::default(), 5)
+}
+
+/// The same, where the relays of users are followed.
+fn setup_with_users(connections: usize) -> Setup {
+    let mut config = defaults();
+    config.connections = connections;
     config.follows_user_relays = true;
     Setup::new(config, Script::default(), 5)
 }
@@ -169,15 +176,26 @@ fn named_by_an_author(setup: &mut Setup, author: u8, relays: &[RelayUrl]) {
 }
 
 #[test]
-fn relays_of_authors_never_take_the_half_that_served_repositories_have() {
-    let mut setup = setup(16);
+fn relays_of_users_take_nothing_from_those_of_repositories() {
+    let mut setup = setup_with_users(16);
     setup.want(SyncLevel::Full);
     let relays = many_relays(60);
     for (n, url) in relays.iter().enumerate() {
         named_by_an_author(&mut setup, n as u8, std::slice::from_ref(url));
     }
     setup.run(30 * MINUTE);
-    assert_eq!(connected(&setup, &relays), 8, "half");
+    assert_eq!(connected(&setup, &relays), 4, "a quarter");
+    // One that is held finds a connection at once, too.
+    let held: RelayUrl = "wss://y.example".parse().unwrap();
+    let peer = Peer::new(Script::default(), []);
+    setup.sim.peers.insert(held.clone(), peer);
+    let repo = repo(&mut setup.chance, "held");
+    setup.tell(IndexChange::Announced {
+        repo,
+        version: version(),
+        relays: vec![held.clone()],
+        level: SyncLevel::StateOnly,
+    });
     let served: Vec<RelayUrl> = (0..7)
         .map(|n| format!("wss://z{n}.example").parse().unwrap())
         .collect();
@@ -186,12 +204,13 @@ fn relays_of_authors_never_take_the_half_that_served_repositories_have() {
     }
     setup.run(MINUTE);
     assert_eq!(connected(&setup, &served), 7);
-    assert_eq!(connected(&setup, &relays), 8);
+    assert_eq!(connected(&setup, &relays), 4);
+    assert_eq!(connected(&setup, &[held]), 1);
 }
 
 #[test]
-fn relays_of_one_author_have_a_quarter() {
-    let mut setup = setup(16);
+fn relays_of_one_user_have_a_quarter_of_theirs() {
+    let mut setup = setup_with_users(64);
     setup.want(SyncLevel::Full);
     let relays = many_relays(60);
     named_by_an_author(&mut setup, 1, &relays);
@@ -200,8 +219,8 @@ fn relays_of_one_author_have_a_quarter() {
 }
 
 #[test]
-fn visits_give_way_to_relays_that_repositories_list() {
-    let mut setup = setup(4);
+fn visits_have_connections_of_their_own_and_wait_for_one_only_so_long() {
+    let mut setup = setup_with_users(16);
     let silent = Script {
         neg: Neg::Silent,
         silent_one_in: Some(1),
@@ -219,16 +238,46 @@ fn visits_give_way_to_relays_that_repositories_list() {
         });
     }
     setup.run(secs(5));
-    assert_eq!(connected(&setup, &visited), 2, "half, and the third waits");
-    let served: Vec<RelayUrl> = (0..4)
+    assert_eq!(
+        connected(&setup, &visited),
+        2,
+        "an eighth, and the third waits"
+    );
+    let served: Vec<RelayUrl> = (0..20)
         .map(|n| format!("wss://z{n}.example").parse().unwrap())
         .collect();
     for url in &served {
         served_by_another(&mut setup, std::slice::from_ref(url));
     }
     setup.run(MINUTE);
-    assert_eq!(connected(&setup, &served), 4);
-    assert_eq!(connected(&setup, &visited), 0);
-    let failed = |n| (VisitId(n), VisitOutcome::Failed);
-    assert_eq!(setup.sim.visited, [failed(0), failed(1)]);
+    assert_eq!(connected(&setup, &served), 10);
+    assert_eq!(connected(&setup, &visited), 2);
+    assert_eq!(setup.sim.visited, []);
+    // The third found none in time, so that others may have its turn.
+    setup.run(secs(55));
+    assert_eq!(setup.sim.visited, [(VisitId(2), VisitOutcome::Failed)]);
+}
+
+#[test]
+fn visits_are_begun_among_many_relays_that_never_answer() {
+    let mut setup = setup_with_users(64);
+    setup.want(SyncLevel::Full);
+    // The names of relays that nobody can be reached at.
+    for (author, relays) in many_relays(2_000).chunks(8).enumerate() {
+        named_by_an_author(&mut setup, author as u8, relays);
+        relays
+            .iter()
+            .for_each(|url| _ = setup.sim.peers.remove(url));
+    }
+    setup.run(10 * MINUTE);
+    let home: RelayUrl = "wss://z.example".parse().unwrap();
+    let peer = Peer::new(Script::default(), []);
+    setup.sim.peers.insert(home.clone(), peer);
+    setup.sim.handle(Input::Visit {
+        relay: home,
+        id: VisitId(1),
+        filters: vec![Filter::new().event(EventId::from_byte_array([1; 32]))],
+    });
+    setup.run(secs(10));
+    assert_eq!(setup.sim.visited, [(VisitId(1), VisitOutcome::Complete)]);
 }

@@ -25,7 +25,9 @@ fn visit(setup: &mut Setup, n: usize, id: u64, filters: Vec<Filter>) {
 
 /// Sets up an issue that is here, and relay 1 with comments on it.
 fn setup(script: Script, comments: u64) -> (Setup, Filter) {
-    let mut setup = Setup::announced(defaults(), Script::default(), 0);
+    let mut config = defaults();
+    config.follows_user_relays = true;
+    let mut setup = Setup::announced(config, Script::default(), 0);
     let issue = setup.chance_issue_dated(50_000);
     setup.sim.accept(issue.clone());
     let comments: Vec<Event> = (0..comments)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use grasp_core::nostr::nips::nip01::Coordinate;
 use grasp_core::outbox::{Fact, Named};
 use grasp_core::{Mono, kinds};
-use grasp_sync::outbox::Input;
+use grasp_sync::outbox::{Input, OutboxConfig};
 
 use super::world::{World, announced, answer, id, key, list, relay, repo, root};
 use crate::setup::{HOUR, MINUTE, secs};
@@ -122,9 +122,11 @@ fn the_next_group_follows_one_that_failed_after_five_minutes() {
 }
 
 #[test]
-fn a_visit_without_an_end_is_ended_after_an_hour() {
+fn a_visit_without_an_end_is_ended_after_a_quarter_of_an_hour() {
     let mut world = three_groups();
-    world.run(HOUR);
+    world.run(15 * MINUTE - secs(1));
+    assert!(world.ended.is_empty());
+    world.run(secs(1));
     assert_eq!(world.ended, [world.visits[0].id]);
     world.visited(true);
     assert_eq!(world.visits.len(), 1, "its end comes too late");
@@ -149,15 +151,17 @@ fn one_new_relay_is_asked_for_history_per_pass_and_that_of_most_users_first() {
 
 #[test]
 fn a_limited_number_of_relays_is_asked_at_the_same_time() {
-    let mut world = World::new(&[], &[]);
+    let mut config = OutboxConfig::new("us.example.com".parse().unwrap());
+    config.pass = secs(20);
+    let mut world = World::with(config);
     world.learn([announced(1)]);
     for n in 2..=41 {
         let name = format!(">r{n}");
         world.learn([root(n, n, 1)]).list(list(n, 1, &[&name]));
     }
     world.catch_up();
-    // Each visit lasts until the pass in which the 33rd relay would be new.
-    world.run(40 * MINUTE);
+    // Passes follow so fast that no visit ends before the one in which the 33rd relay would be new.
+    world.run(40 * secs(20));
     assert_eq!(world.outbox.stats().workers, 32);
     assert_eq!(world.visits.len(), 32);
     let first = world.visits[0].id;
