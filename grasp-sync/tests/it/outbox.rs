@@ -4,4 +4,5 @@ mod discovery;
 mod history;
 mod lists;
 mod model;
+mod simulated;
 pub(crate) mod world;

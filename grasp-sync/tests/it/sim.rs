@@ -5,6 +5,7 @@
 pub(crate) mod chance;
 pub(crate) mod event;
 pub(crate) mod local;
+pub(crate) mod outbox;
 pub(crate) mod peer;
 pub(crate) mod script;
 pub(crate) mod world;
@@ -22,6 +23,7 @@ use grasp_sync::engine::{
     Accepted, Config, ConnId, Delivered, Fault, Frame, Input, Judged, Outcome, Output, RelayRecord,
     Report, Row, Said, SubId, SyncEngine, VisitId, VisitOutcome,
 };
+use grasp_sync::outbox::{self as machine, Outbox, TaskId};
 
 use self::chance::Chance;
 use self::local::Local;
@@ -58,12 +60,22 @@ enum InTransit {
     Cut { relay: RelayUrl, conn: ConnId },
     /// An event is published at a relay.
     Publish { relay: RelayUrl, event: Box<Event> },
+    /// The answer of a relay to a request for relay lists; nothing if it failed.
+    Lists {
+        id: TaskId,
+        events: Option<Vec<Event>>,
+    },
 }
 
 /// The simulated world.
 pub(crate) struct Sim {
     pub(crate) now: Now,
     pub(crate) engine: SyncEngine,
+    pub(crate) outbox: Option<Outbox>,
+    /// Requests for relay lists, with the number of authors.
+    pub(crate) asked_for_lists: Vec<(Mono, RelayUrl, usize)>,
+    /// True if the engine's invariants are checked after each input, which takes long in a large world.
+    pub(crate) checks_invariants: bool,
     pub(crate) local: Local,
     pub(crate) peers: BTreeMap<RelayUrl, Peer>,
     /// Relays whose events do not verify.
@@ -103,6 +115,9 @@ impl Sim {
             now,
             engine: SyncEngine::new(now, config.clone()),
             config,
+            outbox: None,
+            asked_for_lists: Vec::new(),
+            checks_invariants: true,
             local: Local::default(),
             peers: BTreeMap::new(),
             forgers: BTreeSet::new(),
@@ -161,9 +176,15 @@ impl Sim {
 
     pub(crate) fn handle(&mut self, input: Input) {
         self.note_rate_refusal(&input);
+        let news = self.outbox_input(&input);
         let outputs = self.engine.handle(self.now, input);
-        self.engine.check_invariants();
+        if self.checks_invariants {
+            self.engine.check_invariants();
+        }
         outputs.into_iter().for_each(|output| self.perform(output));
+        if let Some(news) = news {
+            self.tell_outbox(news);
+        }
     }
 
     /// Advances time.
@@ -171,7 +192,13 @@ impl Sim {
         let end = self.now.mono + length;
         loop {
             let next = self.in_transit.first_key_value().map(|((at, _), _)| *at);
-            let tick = self.engine.next_deadline().map(|at| at.max(self.now.mono));
+            let outbox = self.outbox.as_ref();
+            let deadlines = [
+                self.engine.next_deadline(),
+                outbox.and_then(|outbox| outbox.next_deadline()),
+            ];
+            let tick = deadlines.into_iter().flatten().min();
+            let tick = tick.map(|at| at.max(self.now.mono));
             let soonest = next.into_iter().chain(tick).min();
             let Some(at) = soonest.filter(|at| *at <= end) else {
                 break;
@@ -185,6 +212,7 @@ impl Sim {
             } else {
                 self.count_tick();
                 self.handle(Input::Tick);
+                self.tell_outbox(machine::Input::Tick);
             }
         }
         self.now = self.now.after(end - self.now.mono);
@@ -262,6 +290,7 @@ impl Sim {
                     self.handle(Input::Disconnected { relay, conn });
                 }
             }
+            InTransit::Lists { id, events } => self.receive_lists(id, events),
             InTransit::Publish { relay, event } => {
                 let Some(peer) = self.peers.get_mut(&relay) else {
                     return;
@@ -357,7 +386,13 @@ impl Sim {
                 }
             }
             Output::Persist(record) => _ = self.records.insert(record.relay.clone(), *record),
-            Output::Visited { id, outcome } => self.visited.push((id, outcome)),
+            Output::Visited { id, outcome } => {
+                self.visited.push((id, outcome));
+                self.tell_outbox(machine::Input::Visited {
+                    id: TaskId(id.0),
+                    is_complete: outcome == VisitOutcome::Complete,
+                });
+            }
             Output::Report(report) => self.reports.push(report),
         }
     }

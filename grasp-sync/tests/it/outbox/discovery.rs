@@ -175,6 +175,38 @@ fn a_relay_without_eose_has_failed_after_half_a_minute() {
 }
 
 #[test]
+fn relays_that_never_answer_do_not_delay_those_of_the_operator() {
+    let mut world = World::new(&["index"], &[]);
+    world.learn((1..=200).map(announced));
+    // A hundred users name four relays each that never answer; the others have lists elsewhere.
+    for user in 1..=100 {
+        let names = [0, 1, 2, 3].map(|n| format!("a-{user}-{n}"));
+        world.list(list(user, 1, &names.each_ref().map(String::as_str)));
+    }
+    world.catch_up().found(&[], &[]);
+    // Until all four hundred were asked, one per minute.
+    let mut asked_at = Vec::new();
+    for _ in 0..7 * 60 * 60 {
+        world.run(secs(1));
+        let last = world.fetches.last().unwrap();
+        if last.source == relay("index") && asked_at.last() != Some(&last.at) {
+            asked_at.push(last.at);
+            world.found(&[], &[]);
+        }
+    }
+    assert!(world.fetches.len() > 500, "{}", world.fetches.len());
+    // What is due at the index relay waits for the end of one request and the next pass.
+    let pauses = asked_at.windows(2).map(|two| two[1] - two[0]);
+    let longest = pauses.max().unwrap();
+    assert!(longest <= HOUR + 2 * MINUTE, "{longest:?}");
+    // A user who joins is asked for there within two minutes.
+    world.learn([announced(201)]).run(2 * MINUTE);
+    let asked = world.fetches.iter().rev().take(6);
+    let mut asked = asked.filter(|fetch| fetch.source == relay("index"));
+    assert!(asked.any(|fetch| fetch.authors.contains(&key(201))));
+}
+
+#[test]
 fn a_new_list_is_followed_in_the_same_round_to_each_relay_once() {
     let mut world = World::new(&["index"], &[]);
     // Another author has made the relay known.

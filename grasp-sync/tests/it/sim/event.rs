@@ -43,18 +43,49 @@ pub(crate) fn state(chance: &mut Chance, repo: &RepoId, at: u64) -> Event {
 }
 
 pub(crate) fn issue(chance: &mut Chance, at: u64, repos: &[RepoId]) -> Event {
+    let by = PublicKey::from_byte_array(chance.bytes());
+    issue_by(chance, by, at, repos)
+}
+
+pub(crate) fn issue_by(chance: &mut Chance, by: PublicKey, at: u64, repos: &[RepoId]) -> Event {
     let tags = repos
         .iter()
         .map(|repo| vec!["a".to_owned(), repo.to_string()])
         .collect();
-    let by = PublicKey::from_byte_array(chance.bytes());
     let kind = *chance.pick(&[kinds::ISSUE, kinds::PATCH]);
     event(chance, by, at, kind, tags)
+}
+
+/// Returns a relay list with these addresses and markers.
+pub(crate) fn relay_list<'a>(
+    chance: &mut Chance,
+    by: PublicKey,
+    relays: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Event {
+    let tag = |(url, marker): (&str, &str)| {
+        let values = ["r", url, marker].map(str::to_owned);
+        values
+            .into_iter()
+            .filter(|value| !value.is_empty())
+            .collect()
+    };
+    let tags = relays.into_iter().map(tag).collect();
+    event(chance, by, super::START, Kind::RelayList, tags)
 }
 
 /// Returns a comment that names nothing but its parent.
 pub(crate) fn comment(chance: &mut Chance, at: u64, about: EventId, tag: &str) -> Event {
     let by = PublicKey::from_byte_array(chance.bytes());
+    comment_by(chance, by, at, about, tag)
+}
+
+pub(crate) fn comment_by(
+    chance: &mut Chance,
+    by: PublicKey,
+    at: u64,
+    about: EventId,
+    tag: &str,
+) -> Event {
     let tags = vec![vec![tag.to_owned(), about.to_hex()]];
     event(chance, by, at, Kind::Comment, tags)
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use grasp_core::admission::Retry;
 use grasp_core::nip34::{Announcement, References};
-use grasp_core::nostr::event::{Event, EventId};
+use grasp_core::nostr::event::{Event, EventId, Kind};
 use grasp_core::nostr::filter::{Filter, SingleLetterTag};
+use grasp_core::nostr::key::PublicKey;
 use grasp_core::{Identifier, RelayUrl, RepoId, kinds};
 use grasp_sync::engine::{Accepted, InventoryFailed, Judged, Outcome, Row};
 
@@ -26,6 +27,8 @@ pub(crate) struct Local {
     pub(crate) not_listed: Option<InventoryFailed>,
     /// The newest version of each addressable event.
     newest: BTreeMap<(u16, RepoId), EventId>,
+    /// The authors of what is stored, and their relay lists.
+    authors: BTreeMap<PublicKey, Option<EventId>>,
 }
 
 impl Local {
@@ -89,11 +92,24 @@ impl Local {
                 self.stored.remove(&old);
             }
         }
+        let list = self.authors.entry(event.pubkey).or_default();
+        if event.kind == Kind::RelayList {
+            let newest = list.and_then(|id| self.stored.get(&id));
+            if newest.is_some_and(|other| beats(other, event)) {
+                return Outcome::Known;
+            }
+            if let Some(old) = list.replace(event.id) {
+                self.stored.remove(&old);
+            }
+        }
         self.stored.insert(event.id, event.clone());
         Outcome::Stored
     }
 
     fn is_related(&self, event: &Event) -> bool {
+        if event.kind == Kind::RelayList {
+            return self.authors.contains_key(&event.pubkey);
+        }
         if let Ok(announcement) = Announcement::parse(event) {
             return announcement.relays.contains(&our_url());
         }
@@ -105,7 +121,10 @@ impl Local {
             let identifier = Identifier::new(&coordinate.identifier);
             identifier.is_ok_and(|d| self.has_repo(&RepoId::new(coordinate.public_key, d)))
         });
-        let names_member = references.coordinates.iter().any(|coordinate| {
+        if names_repo || references.ids.iter().any(|id| self.stored.contains_key(id)) {
+            return true;
+        }
+        references.coordinates.iter().any(|coordinate| {
             self.stored.values().any(|member| {
                 let is_by = member.pubkey == coordinate.public_key;
                 let name = member
@@ -115,8 +134,7 @@ impl Local {
                     .unwrap_or_default();
                 is_by && member.kind == coordinate.kind && name == coordinate.identifier
             })
-        });
-        names_repo || names_member || references.ids.iter().any(|id| self.stored.contains_key(id))
+        })
     }
 
     fn has_repo(&self, repo: &RepoId) -> bool {

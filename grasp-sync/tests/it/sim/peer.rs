@@ -73,6 +73,10 @@ impl Peer {
             .is_some_and(|(open, _)| *open == conn)
     }
 
+    pub(crate) fn has_connection(&self) -> bool {
+        self.connection.is_some()
+    }
+
     /// Ends the connection; returns whether there was one.
     pub(crate) fn cut(&mut self, conn: ConnId) -> bool {
         let was_connected = self.is_connected(conn);
