@@ -8,6 +8,8 @@ use nostr::types::Timestamp;
 
 pub(crate) const REPOSITORIES: usize = 1_000;
 const AUTHORS: usize = 200;
+/// Commits that have results of CI. As many events name one of them as name one repository.
+const BUILT_COMMITS: usize = 150;
 /// The time of the first event; the others follow about every minute.
 const FIRST_EVENT_AT: u64 = 1_700_000_000;
 
@@ -54,7 +56,8 @@ struct EventWriter<'a> {
 }
 
 impl EventWriter<'_> {
-    /// Writes the n-th event: announcements first, then states, patches, pull requests, issues and comments.
+    /// Writes the n-th event: announcements first, then states, patches, pull requests, issues,
+    /// results of CI and comments.
     fn write(&self, n: usize) -> Arc<Event> {
         let mixed = n.wrapping_mul(2_654_435_761) >> 7;
         let repository = if n < REPOSITORIES {
@@ -68,6 +71,7 @@ impl EventWriter<'_> {
             (_, 1..=4) => 1_617,
             (_, 5..=6) => 1_618,
             (_, 7..=10) => 1_621,
+            (_, 11..=13) => 9_842,
             _ => 1_111,
         };
         let owner = repository % self.authors.len();
@@ -97,6 +101,7 @@ impl EventWriter<'_> {
         let name = format!("repo-{repository}");
         let root = format!("{:064x}", mixed % 20_000);
         let commit = format!("{mixed:040x}");
+        let built = built_commit(mixed);
         let tags: Vec<Vec<&str>> = match kind {
             30_617 => vec![
                 vec!["d", &name],
@@ -112,6 +117,7 @@ impl EventWriter<'_> {
                 vec!["p", &other],
                 vec!["K", "1621"],
             ],
+            9_842 => vec![vec!["a", coordinate], vec!["c", &built]],
             _ => {
                 vec![
                     vec!["a", coordinate],
@@ -125,6 +131,11 @@ impl EventWriter<'_> {
             .map(|tag| Tag::parse(tag).unwrap())
             .collect()
     }
+}
+
+/// Returns a commit that has results of CI.
+pub(crate) fn built_commit(n: usize) -> String {
+    format!("{:040x}", n % BUILT_COMMITS)
 }
 
 /// Returns about 500 bytes that differ between events.
