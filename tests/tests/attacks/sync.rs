@@ -18,7 +18,12 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::attacks;
 use crate::scenario::{Report, Scenario};
 
-attacks![forged_events, relays_of_one_owner, relays_of_many_owners];
+attacks![
+    forged_events,
+    relays_of_one_owner,
+    relays_of_many_owners,
+    relay_lists_of_many_users,
+];
 
 /// Forged events that a flood repeats.
 const FORGED_EVENTS: usize = 500;
@@ -225,6 +230,29 @@ async fn relays_of_many_owners() -> Report {
     }
     // Half of the free connections, and before the repositories were served half of the share of unknown owners.
     check_shares(scenario, hostile, 24).await
+}
+
+/// Many users with an issue each name relays of a stranger in their relay lists.
+async fn relay_lists_of_many_users() -> Report {
+    const USERS: u8 = 60;
+    let hostile = HostileRelay::start(Vec::new(), false).await;
+    let index = hostile.url(6, 1);
+    let outbox = ["--sync-outbox", "on", "--sync-index-relays", &index];
+    let scenario = Scenario::with(&[&FEW_CONNECTIONS[..], &outbox].concat()).await;
+    let owner = Author::new();
+    serve_repository(&scenario, &owner, "hostile", &[]).await;
+    let client = scenario.server.client();
+    for user in 0..USERS {
+        let author = Author::new();
+        let issue = author.issue(&owner.repo("hostile"), "read me");
+        let urls = [1, 2, 3, 4].map(|host| format!("{}/{user}", hostile.url(10 + user, host)));
+        let tags = urls.each_ref().map(|url| ["r", url.as_str()]);
+        let tags = tags.each_ref().map(<[&str; 2]>::as_slice);
+        let list = author.sign(10_002, "", &tags);
+        client.publish_all(&[&issue, &list]).await;
+    }
+    // A quarter of the connections, an eighth for their history, and one for relay lists.
+    check_shares(scenario, hostile, 8 + 4 + 1).await
 }
 
 /// Waits until the hostile relays have their connections, and checks that an honest maintainer's relay is connected to.

@@ -587,7 +587,7 @@ fn each_point_of_the_checklist_names_its_tests() {
 }
 
 /// The tables of rules that this project numbers: the letter of their numbers, and the last one.
-const RULES: [(char, usize); 2] = [('P', 11), ('O', 13)];
+const RULES: [(char, usize); 3] = [('P', 11), ('O', 15), ('S', 3)];
 
 #[test]
 fn each_rule_names_its_tests() {
