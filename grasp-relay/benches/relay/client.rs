@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt as _, StreamExt as _};
+use futures_util::{FutureExt as _, SinkExt as _, StreamExt as _};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 use tokio_tungstenite::{WebSocketStream, client_async};
@@ -54,26 +54,26 @@ impl Client {
         before
     }
 
-    /// Sends EVENTs without waiting, and reads as many OKs meanwhile.
-    pub(crate) async fn publish(&mut self, messages: Vec<String>) {
+    /// Sends EVENTs and reads their OKs; at most `in_flight` of them are not acknowledged at any time.
+    pub(crate) async fn publish(&mut self, messages: Vec<String>, in_flight: usize) {
         let count = messages.len();
-        let Self { writer, reader } = self;
-        let sending = async {
-            for message in messages {
-                writer
-                    .feed(Message::Text(message.into()))
-                    .await
-                    .expect("sent");
+        let mut messages = messages.into_iter();
+        let mut sent = 0;
+        let mut answered = 0;
+        while answered < count {
+            for message in messages.by_ref().take(answered + in_flight - sent) {
+                let message = Message::Text(message.into());
+                self.writer.feed(message).await.expect("sent");
+                sent += 1;
             }
-            writer.flush().await.expect("sent");
-        };
-        let reading = async {
-            for _ in 0..count {
-                let answer = reader.next().await.expect("open").expect("a frame");
-                let answer = answer.into_text().expect("text");
-                assert!(answer.contains(",true,"), "{answer}");
+            self.writer.flush().await.expect("sent");
+            let mut answer = Some(self.next().await);
+            while let Some(text) = answer {
+                assert!(text.contains(",true,"), "{text}");
+                answered += 1;
+                // What has arrived already is read before more is sent.
+                answer = self.next().now_or_never();
             }
-        };
-        tokio::join!(sending, reading);
+        }
     }
 }

@@ -5,64 +5,54 @@ use std::time::Instant;
 use crate::bench_relay::{BenchRelay, Repository, repositories};
 use crate::client::Client;
 use crate::processor::processor;
-use crate::{per_second, report};
+use crate::{figures, report};
 
 fn message(event: &nostr::event::Event) -> String {
     format!(r#"["EVENT",{}]"#, event.as_json())
 }
 
+/// Clients, and the events that each has sent and that are not acknowledged yet.
+const SHAPES: [(usize, usize); 4] = [(8, 64), (1, 500), (64, 1), (1, 1)];
+
 pub(crate) async fn run(events: usize) {
-    for clients in [1, 10] {
-        let relay = BenchRelay::start().await;
-        let repositories = repositories(relay.address, events);
-        let mut announcer = Client::connect(relay.address).await;
-        let announcements = repositories
-            .iter()
-            .map(|repository| message(&repository.announcement));
-        announcer.publish(announcements.collect()).await;
-        let shares = shares(&repositories, clients);
-        let count: usize = shares.iter().map(Vec::len).sum();
-        let (start, worked) = (Instant::now(), processor());
-        let mut tasks = Vec::new();
-        for share in shares {
-            let mut client = Client::connect(relay.address).await;
-            tasks.push(tokio::spawn(async move { client.publish(share).await }));
-        }
-        for task in tasks {
-            task.await.expect("no panic");
-        }
-        let rate = per_second(count, start.elapsed());
-        let work = (processor() - worked) * 1e6 / count as f64;
-        report(
-            &format!("ingest, {clients} clients, {count} events"),
-            &format!("{rate}   {work:.0} µs of processor time each, including the client's"),
-        );
+    for (clients, in_flight) in SHAPES {
+        // A client that waits for each OK takes long.
+        let events = match clients * in_flight {
+            1 => events.div_ceil(10),
+            _ => events,
+        };
+        measure(clients, in_flight, events).await;
     }
-    one_by_one().await;
 }
 
-/// Measures a client that waits for each OK before it sends the next event, so that each takes an fsync.
-async fn one_by_one() {
+async fn measure(clients: usize, in_flight: usize, events: usize) {
     let relay = BenchRelay::start().await;
-    let repositories = repositories(relay.address, 500);
-    let mut client = Client::connect(relay.address).await;
-    for repository in &repositories {
-        client
-            .publish(vec![message(&repository.announcement)])
-            .await;
+    let repositories = repositories(relay.address, events);
+    let mut announcer = Client::connect(relay.address).await;
+    let announcements = repositories
+        .iter()
+        .map(|repository| message(&repository.announcement));
+    announcer.publish(announcements.collect(), 100).await;
+    let shares = shares(&repositories, clients);
+    let count: usize = shares.iter().map(Vec::len).sum();
+    let mut connected = Vec::new();
+    for share in shares {
+        connected.push((Client::connect(relay.address).await, share));
     }
     let start = Instant::now();
-    let mut count = 0;
-    for event in repositories
-        .iter()
-        .flat_map(|repository| &repository.issues)
-    {
-        client.publish(vec![message(event)]).await;
-        count += 1;
+    let worked = processor();
+    let mut tasks = Vec::new();
+    for (mut client, share) in connected {
+        tasks.push(tokio::spawn(async move {
+            client.publish(share, in_flight).await;
+        }));
+    }
+    for task in tasks {
+        task.await.expect("no panic");
     }
     report(
-        "ingest, 1 client that waits for each OK",
-        &per_second(count, start.elapsed()),
+        &format!("publish {clients} x {in_flight}"),
+        &figures(count, start.elapsed(), processor() - worked),
     );
 }
 
