@@ -198,6 +198,8 @@ settings! {
         "Largest event as JSON; a state (30618) may have 1 MiB in any case";
     "relay.connections" = one count() => settings.relay.connections
         "Websockets at the same time";
+    "relay.limits_loopback" = one switch() => settings.relay.limits_loopback
+        "Applies the limits per minute to clients at loopback addresses, too. Turn it off for benchmarks only";
     "pages.show" = one choice(vec![("full", Show::Full), ("basic", Show::Basic), ("off", Show::Off)]) => settings.pages.show, common
         "Pages of repositories with their content, with the clone address only, or none; the status page is shown in any case";
     "pages.confirm" = one choice(vec![("auto", Confirm::Auto), ("always", Confirm::Always), ("never", Confirm::Never)]) => settings.pages.confirm

@@ -17,7 +17,7 @@ use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use futures_util::SinkExt as _;
 use futures_util::future::FutureExt as _;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt as _};
-use grasp_core::resources::{Claimant, Shortage};
+use grasp_core::resources::{Claimant, ClientNetwork, Shortage};
 use grasp_core::{Mono, Now};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
@@ -67,6 +67,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The parts that all connections share.
 pub(crate) struct ConnectionContext {
     pub(crate) config: Arc<Config>,
+    /// The configuration for clients without limits per minute.
+    unrated: Arc<Config>,
     pub(crate) clock: Clock,
     hub: Hub,
     /// The repositories that searches find.
@@ -94,6 +96,10 @@ impl ConnectionContext {
             listing: parts.listing.clone(),
             clock: parts.clock.clone(),
             config: Arc::new(parts.config.clone()),
+            unrated: Arc::new(Config {
+                limits: limits.without_rates(),
+                ..parts.config.clone()
+            }),
             store: parts.store.clone(),
             ingest: parts.ingest.clone(),
             negentropy_pool: NegentropyPool::new(limits),
@@ -104,6 +110,12 @@ impl ConnectionContext {
             intake_bytes: shared_pool(INTAKE_BYTES),
             event_rates: SharedMeter::per_minute(events),
         }
+    }
+
+    /// Returns whether the limits per minute apply to a client.
+    fn is_rated(&self, claimant: &Claimant) -> bool {
+        let is_local = |network: ClientNetwork| network.address().is_loopback();
+        self.config.limits.limits_loopback || !claimant.network.is_some_and(is_local)
     }
 }
 
@@ -118,8 +130,14 @@ pub(crate) async fn run(
 ) {
     let _counted = context.hub.socket();
     message.begin(&context.unfinished, claimant);
+    let is_rated = context.is_rated(&claimant);
+    let config = match is_rated {
+        true => &context.config,
+        false => &context.unrated,
+    };
     let mut connection = Connection {
-        session: Session::new(context.clock.now(), context.config.clone(), challenge),
+        session: Session::new(context.clock.now(), config.clone(), challenge),
+        is_rated,
         socket,
         listener: context.hub.listen(context.config.limits.live_queue()),
         stage,
@@ -148,6 +166,8 @@ struct Connection {
     message: UnfinishedMessage,
     reads: Reads,
     session: Session,
+    /// The limits per minute apply.
+    is_rated: bool,
     socket: WebSocket,
     listener: Listener,
     stage: watch::Receiver<Stage>,
@@ -557,8 +577,8 @@ impl Connection {
     /// Queues an event for ingest, unless its network exceeds its rate or share of memory.
     fn ingest(&mut self, now: Now, event: Event) -> Option<Input> {
         let id = event.id;
-        let is_queued =
-            self.context.event_rates.spend(now.mono, &self.claimant, 1) && self.intake.push(event);
+        let is_paid = !self.is_rated || self.context.event_rates.spend(now.mono, &self.claimant, 1);
+        let is_queued = is_paid && self.intake.push(event);
         let message = "rate-limited: too many events from this address";
         (!is_queued).then(|| {
             Input::Judged(

@@ -72,6 +72,8 @@ pub struct Limits {
     pub events_per_minute_per_ip: u32,
     /// REQ, COUNT and NEG-OPEN per connection and minute; NEG-MSG does not count.
     pub queries_per_minute: u32,
+    /// The limits per minute apply to clients at loopback addresses, too. Benchmarks turn it off.
+    pub limits_loopback: bool,
     /// Keys that one connection may authenticate as (NIP-42).
     pub auth_keys: usize,
     /// Failed AUTHs after which the connection is closed.
@@ -120,6 +122,7 @@ impl Default for Limits {
             events_per_minute: 6_000,
             events_per_minute_per_ip: 60_000,
             queries_per_minute: 1_200,
+            limits_loopback: true,
             auth_keys: 16,
             auth_failures: 10,
             connections: 4_096,
@@ -135,6 +138,16 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Returns these limits without those per minute.
+    pub(crate) fn without_rates(&self) -> Self {
+        Self {
+            messages_per_minute: u32::MAX,
+            events_per_minute: u32::MAX,
+            queries_per_minute: u32::MAX,
+            ..self.clone()
+        }
+    }
+
     /// Returns the capacity of the queue of one connection's live events.
     pub(crate) const fn live_queue(&self) -> Capacity {
         Capacity {
