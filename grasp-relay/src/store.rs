@@ -254,6 +254,25 @@ pub(crate) fn matches_nothing(filter: &Filter) -> bool {
         || filter.since > filter.until.or(Some(Timestamp::max()))
 }
 
+/// Bytes of a text that count as a value.
+const BYTES_PER_VALUE: usize = 256;
+
+/// Returns the number of values in the lists of filters. A long one counts as several.
+pub(crate) fn weight_of(filters: &[Filter]) -> usize {
+    let mut weight = 0;
+    for filter in filters {
+        weight += filter.ids.as_ref().map_or(0, BTreeSet::len);
+        weight += filter.authors.as_ref().map_or(0, BTreeSet::len);
+        weight += filter.kinds.as_ref().map_or(0, BTreeSet::len);
+        for values in filter.generic_tags.values() {
+            for value in values {
+                weight += 1 + value.len() / BYTES_PER_VALUE;
+            }
+        }
+    }
+    weight
+}
+
 /// Returns whether an event has a tag of this name with one of these values.
 pub(crate) fn has_tag(event: &Event, name: SingleLetterTag, values: &BTreeSet<String>) -> bool {
     event.tags.iter().any(|tag| {

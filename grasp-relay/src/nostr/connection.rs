@@ -10,6 +10,7 @@ mod search;
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::io::ErrorKind;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use grasp_purgatory::resources::{Holding, SharedPool};
 use nostr::event::Event;
 use nostr::filter::Filter;
 use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, Sleep};
 use tokio_tungstenite::tungstenite::Error as WireError;
 
 use self::intake::{Intake, Judged};
@@ -145,6 +147,8 @@ pub(crate) async fn run(
         subscriptions: BTreeMap::new(),
         settling: VecDeque::new(),
         jobs: SelectAll::new(),
+        timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
+        timer_at: None,
         intake: Intake::new(
             context.ingest.clone(),
             context.intake_bytes.clone(),
@@ -178,6 +182,9 @@ struct Connection {
     /// Histories that are read, COUNTs, and negentropy messages that are answered.
     jobs: SelectAll<BoxStream<'static, JobProgress>>,
     intake: Intake,
+    /// Goes off at `timer_at`, which is the next deadline or earlier: most deadlines only move away.
+    timer: Pin<Box<Sleep>>,
+    timer_at: Option<Mono>,
 }
 
 /// One open REQ.
@@ -265,7 +272,11 @@ impl Connection {
             .settling
             .front()
             .map_or(deadline, |(at, _)| deadline.min(*at));
-        let until_deadline = deadline - self.now().mono;
+        let left = deadline - self.now().mono;
+        if left.is_zero() || self.timer_at.is_none_or(|at| deadline < at) {
+            self.timer.as_mut().reset(Instant::now() + left);
+            self.timer_at = Some(deadline);
+        }
         let has_room = self.intake.has_room();
         tokio::select! {
             members = self.members.next() => self.handle(self.now(), Input::Members(members)).await,
@@ -273,9 +284,14 @@ impl Connection {
             message = self.listener.next() => self.on_hub_messages(self.now(), message).await,
             Some(progress) = self.jobs.next() => self.on_progress(self.now(), progress).await,
             judged = self.intake.judged() => self.on_judged(self.now(), judged).await,
-            () = tokio::time::sleep(until_deadline) => {
-                self.settle(self.now().mono);
-                self.handle(self.now(), Input::Tick).await
+            () = &mut self.timer => {
+                self.timer_at = None;
+                let now = self.now();
+                if now.mono < deadline {
+                    return Ok(());
+                }
+                self.settle(now.mono);
+                self.handle(now, Input::Tick).await
             }
             () = Stage::Draining.reached(&mut self.stage) => {
                 Err(Stop::Close(CloseReason::SHUTTING_DOWN))

@@ -3,19 +3,22 @@
 //! The hub never waits for a listener. Each has a queue bounded in events and bytes; an event that finds it full ends
 //! the subscription it is for, and the listener gets [`HubMessage::Overflow`]. No event is skipped silently.
 
+mod commands;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use self::commands::{CommandReceiver, CommandSender};
 use super::subscriptions::{Subscriber, SubscriptionIndex};
+use crate::store::weight_of;
 
-/// Commands that may be queued for the hub before senders wait.
-const COMMAND_QUEUE: usize = 4_096;
+/// The weight of filters that the hub is not woken for.
+const MAX_ASLEEP_WEIGHT: usize = 64;
 
 /// Removed events that may be queued for a listener: 8 MB.
 const MAX_REMOVED_QUEUED: usize = 250_000;
@@ -23,7 +26,7 @@ const MAX_REMOVED_QUEUED: usize = 250_000;
 /// Ephemeral events that may be queued for other nodes; beyond it the oldest are dropped.
 const EPHEMERAL_QUEUE: usize = 1_024;
 
-/// An accepted event, serialised once for all listeners.
+/// An accepted event, serialised once for all listeners, if there are any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// The event.
@@ -63,7 +66,7 @@ impl Published {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Hub {
-    commands: mpsc::Sender<Command>,
+    commands: Arc<CommandSender>,
     listeners: Arc<AtomicU64>,
     sockets: Arc<AtomicUsize>,
     feeds: Arc<AtomicUsize>,
@@ -146,14 +149,14 @@ pub struct HubStats {
 /// One listener's subscriptions and queue. Dropping it ends them all.
 #[derive(Debug)]
 pub struct Listener {
-    commands: mpsc::Sender<Command>,
+    commands: Arc<CommandSender>,
     queue: ListenerQueue,
     messages: mpsc::UnboundedReceiver<HubMessage>,
 }
 
 #[derive(Debug)]
 enum Command {
-    Publish(Published),
+    Publish(Arc<Event>),
     Removed(Arc<[EventId]>),
     Subscribe {
         queue: ListenerQueue,
@@ -179,12 +182,12 @@ impl Hub {
     }
 
     fn with_source(source: StoredEvents) -> Self {
-        let (commands, received) = mpsc::channel(COMMAND_QUEUE);
+        let (commands, received) = commands::queue();
         tokio::spawn(HubState::default().run(received));
         let [sockets, feeds] = [Arc::default(), Arc::default()];
         let ephemeral = broadcast::Sender::new(EPHEMERAL_QUEUE);
         Self {
-            commands,
+            commands: Arc::new(commands),
             listeners: Arc::default(),
             sockets,
             feeds,
@@ -214,21 +217,21 @@ impl Hub {
 
     /// Sends an accepted event to all matching subscriptions. Waits only for the hub itself, never for a listener.
     pub async fn publish(&self, event: Arc<Event>) {
-        send(&self.commands, Command::Publish(Published::new(event))).await;
+        self.commands.send(Command::Publish(event)).await;
     }
 
     /// Tells the listeners with removals that these events were removed from the store without a replacement.
     pub async fn publish_removed(&self, events: BTreeSet<EventId>) {
         if !events.is_empty() {
             let events = events.into_iter().collect();
-            send(&self.commands, Command::Removed(events)).await;
+            self.commands.send(Command::Removed(events)).await;
         }
     }
 
     /// Returns the present numbers, after all commands that were sent before.
     pub async fn stats(&self) -> HubStats {
         let (answer, stats) = oneshot::channel();
-        send(&self.commands, Command::HubStats(answer)).await;
+        self.commands.send(Command::HubStats(answer)).await;
         let [sockets, feeds] =
             [&self.sockets, &self.feeds].map(|count| count.load(Ordering::Relaxed));
         let stats = stats.await.unwrap_or_default();
@@ -291,30 +294,27 @@ impl Listener {
     }
 
     async fn send_subscribe(&self, subscription: u64, filters: Arc<[Filter]>, confirm: bool) {
-        let queue = self.queue.clone();
-        send(
-            &self.commands,
-            Command::Subscribe {
-                queue,
-                subscription,
-                filters,
-                confirm,
-            },
-        )
-        .await;
+        let is_urgent = confirm || weight_of(&filters) > MAX_ASLEEP_WEIGHT;
+        let subscribe = Command::Subscribe {
+            queue: self.queue.clone(),
+            subscription,
+            filters,
+            confirm,
+        };
+        match is_urgent {
+            true => self.commands.send(subscribe).await,
+            false => self.commands.send_asleep(subscribe).await,
+        }
     }
 
     /// Ends one subscription. Events that were queued for it may still arrive.
     pub async fn unsubscribe(&self, subscription: u64) {
         let listener = self.queue.listener;
-        send(
-            &self.commands,
-            Command::Unsubscribe(Subscriber {
-                listener,
-                subscription,
-            }),
-        )
-        .await;
+        let unsubscribe = Command::Unsubscribe(Subscriber {
+            listener,
+            subscription,
+        });
+        self.commands.send_asleep(unsubscribe).await;
     }
 
     /// Waits for the next message. Cancel-safe.
@@ -351,17 +351,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let remove = Command::RemoveListener(self.queue.listener);
-        if let Err(TrySendError::Full(remove)) = self.commands.try_send(remove) {
-            let commands = self.commands.clone();
-            tokio::spawn(async move { send(&commands, remove).await });
-        }
+        self.commands
+            .push(Command::RemoveListener(self.queue.listener));
     }
-}
-
-/// Sends a command; a hub that has ended has no listeners left, so that is no error.
-async fn send(commands: &mpsc::Sender<Command>, command: Command) {
-    let _ = commands.send(command).await;
 }
 
 /// The hub's end of one listener's queue. Its capacity is checked by the hub: overflows, one for each subscription, are
@@ -429,15 +421,19 @@ struct HubState {
 }
 
 impl HubState {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        while let Some(command) = commands.recv().await {
-            self.handle(command);
+    async fn run(mut self, commands: CommandReceiver) {
+        let mut received = Vec::new();
+        while commands.receive(&mut received).await {
+            for command in received.drain(..) {
+                self.handle(command);
+            }
+            tokio::task::consume_budget().await;
         }
     }
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Publish(published) => self.publish(&Arc::new(published)),
+            Command::Publish(event) => self.publish(event),
             Command::Removed(events) => {
                 for queue in self.queues.values() {
                     queue.enqueue_removed(&events);
@@ -474,13 +470,18 @@ impl HubState {
         }
     }
 
-    fn publish(&mut self, published: &Arc<Published>) {
-        for subscriber in self.index.matching(&published.event) {
+    fn publish(&mut self, event: Arc<Event>) {
+        let subscribers = self.index.matching(&event);
+        if subscribers.is_empty() {
+            return;
+        }
+        let published = Arc::new(Published::new(event));
+        for subscriber in subscribers {
             let Some(queue) = self.queues.get(&subscriber.listener) else {
                 continue;
             };
             let subscription = subscriber.subscription;
-            if !queue.enqueue(subscription, published) {
+            if !queue.enqueue(subscription, &published) {
                 self.index.remove(subscriber);
                 queue.send(HubMessage::Overflow { subscription });
             }
