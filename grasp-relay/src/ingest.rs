@@ -11,6 +11,7 @@
 
 mod limits;
 mod maintainers;
+mod verify;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -35,21 +36,14 @@ use nostr::types::Timestamp;
 pub use self::limits::Budgets;
 pub(crate) use self::limits::SharedMeter;
 pub use self::maintainers::ListedMaintainers;
+pub use self::verify::Turn;
+pub(crate) use self::verify::verify_then;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::nostr::Hub;
 use crate::policy::LivePolicy;
 use crate::private::Members;
 use crate::store::{EventStore, Present, SaveReport, StoreError};
-
-/// Events that are verified by one thread at once: some milliseconds of work.
-const VERIFY_BATCH: usize = 64;
-
-/// Events that are verified by the task that has them, if there are no more: some tenths of a millisecond.
-const MAX_VERIFIED_AT_ONCE: usize = 4;
-
-/// Bytes of the events that are verified so.
-const MAX_BYTES_VERIFIED_AT_ONCE: usize = 16 * 1024;
 
 /// Events that are handed to [`GitBackend::hold`] at the same time.
 const MAX_CONCURRENT_HOLDS: usize = 16;
@@ -65,67 +59,20 @@ pub trait Ingest: Send + Sync + 'static {
 
     /// Verifies events, then judges and stores them.
     fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
-        Box::pin(verify_then(events, |genuine| {
+        self.ingest_in_turn(events, origin, Turn::default())
+    }
+
+    /// Verifies events, waits for their turn, then judges and stores them.
+    fn ingest_in_turn(
+        &self,
+        events: Vec<Event>,
+        origin: Origin,
+        turn: Turn,
+    ) -> BoxFuture<'_, Vec<Outcome>> {
+        Box::pin(verify_then(events, turn, |genuine| {
             self.ingest_verified(genuine, origin)
         }))
     }
-}
-
-/// Verifies events and has the genuine ones judged; the others are refused.
-pub(crate) async fn verify_then<F: Future<Output = Vec<Outcome>>>(
-    events: Vec<Event>,
-    judge: impl FnOnce(Vec<Verified<Arc<Event>>>) -> F,
-) -> Vec<Outcome> {
-    let checked = verify_all(events).await;
-    let genuine: Vec<bool> = checked.iter().map(Option::is_some).collect();
-    let mut outcomes = judge(checked.into_iter().flatten().collect())
-        .await
-        .into_iter();
-    let outcome = |genuine| match genuine {
-        true => outcomes.next().unwrap_or(Rejection::Internal.into()),
-        false => Rejection::Forged.into(),
-    };
-    genuine.into_iter().map(outcome).collect()
-}
-
-/// Verifies ids and signatures; `None` for a forged event. A few small events are verified at once, because handing them
-/// to a blocking thread would take longer; more go to blocking threads.
-async fn verify_all(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
-    if is_verified_at_once(&events) {
-        return verify(events);
-    }
-    let mut checks = Vec::new();
-    let mut events = events.into_iter();
-    while events.len() > 0 {
-        let share: Vec<Event> = events.by_ref().take(VERIFY_BATCH).collect();
-        let count = share.len();
-        checks.push((tokio::task::spawn_blocking(|| verify(share)), count));
-    }
-    let mut checked = Vec::new();
-    for (check, count) in checks {
-        checked.extend(check.await.unwrap_or_else(|_| vec![None; count]));
-    }
-    checked
-}
-
-fn verify(events: Vec<Event>) -> Vec<Option<Verified<Arc<Event>>>> {
-    let mut checked = Vec::with_capacity(events.len());
-    for event in events {
-        checked.push(Verified::check(event).ok().map(Verified::share));
-    }
-    checked
-}
-
-/// Returns whether verifying these events takes so little time that other connections need not notice.
-fn is_verified_at_once(events: &[Event]) -> bool {
-    if events.len() > MAX_VERIFIED_AT_ONCE {
-        return false;
-    }
-    let mut bytes = 0;
-    for event in events {
-        bytes += weight(event);
-    }
-    bytes <= MAX_BYTES_VERIFIED_AT_ONCE
 }
 
 /// Returns the bytes of an event's content and tags in memory.
@@ -177,9 +124,14 @@ impl Ingest for Pipeline {
     }
 
     /// Verifies inside of what is counted, so that forged events are counted too.
-    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
+    fn ingest_in_turn(
+        &self,
+        events: Vec<Event>,
+        origin: Origin,
+        turn: Turn,
+    ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
-            let judged = verify_then(events, |genuine| self.judge_all(genuine, &origin));
+            let judged = verify_then(events, turn, |genuine| self.judge_all(genuine, &origin));
             self.metrics.counted(&origin, judged).await
         })
     }

@@ -33,7 +33,7 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 
 use super::NODE_TIMEOUT;
-use crate::ingest::{Ingest, verify_then};
+use crate::ingest::{Ingest, Turn, verify_then};
 use crate::metrics::Metrics;
 use crate::nostr::Hub;
 use crate::role::{Role, RoleWatch};
@@ -349,10 +349,15 @@ impl Ingest for Forwarder {
     }
 
     /// Counts forged events here: the writer, which counts all others, does not get them.
-    fn ingest(&self, events: Vec<Event>, origin: Origin) -> BoxFuture<'_, Vec<Outcome>> {
+    fn ingest_in_turn(
+        &self,
+        events: Vec<Event>,
+        origin: Origin,
+        turn: Turn,
+    ) -> BoxFuture<'_, Vec<Outcome>> {
         Box::pin(async move {
             let at_writer = |genuine| self.ingest_at_writer(genuine, origin.clone());
-            let outcomes = verify_then(events, at_writer).await;
+            let outcomes = verify_then(events, turn, at_writer).await;
             let forged = Outcome::from(Rejection::Forged);
             let is_forged = |outcome: &&Outcome| **outcome == forged;
             self.metrics

@@ -1,5 +1,6 @@
 //! The events of one connection on their way to ingest, in order and in batches.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use grasp_core::resources::Claimant;
@@ -8,19 +9,26 @@ use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use tokio::task::JoinHandle;
 
-use crate::ingest::{Answer, Ingest, Origin, Outcome, weight};
+use crate::ingest::{Answer, Ingest, Origin, Outcome, Turn, weight};
 
-/// Events per batch of ingest; as many again may be queued, then the socket is not read.
-const MAX_BATCH_EVENTS: usize = 256;
+/// Events that are queued for the next batch; then the socket is not read.
+const MAX_QUEUED_EVENTS: usize = 256;
 
-/// Bytes of queued events, beside the running batch.
+/// Batches that run at the same time: one is stored while the next one is verified.
+const MAX_BATCHES: usize = 2;
+
+/// Events of a batch that is verified while another one is stored: a smaller one would save less than it costs to store
+/// it by itself.
+const MIN_EVENTS_AHEAD: usize = 128;
+
+/// Bytes of queued events, beside the running batches.
 const MAX_QUEUED_BYTES: u64 = 2 * 1024 * 1024;
 
 /// The answer to one event.
 pub(super) type Judged = (EventId, Answer);
 
-/// Queues events while at most one batch is in ingest. A client that sends many events thus fills large batches, and
-/// its answers keep their order.
+/// Queues events while batches are in ingest. A client that sends many events thus fills large batches, and its answers
+/// keep their order: a batch is judged once the one before has ended.
 pub(super) struct Intake {
     ingest: Arc<dyn Ingest>,
     claimant: Claimant,
@@ -28,7 +36,10 @@ pub(super) struct Intake {
     /// The share of the memory for the waiting events.
     held: Option<Holding>,
     room: SharedPool,
-    running: Option<Batch>,
+    /// The oldest first.
+    running: VecDeque<Batch>,
+    /// The turn of the next batch.
+    turn: Turn,
 }
 
 /// A batch runs in a task of its own: once started, it finishes even if the client disconnects.
@@ -45,17 +56,18 @@ impl Intake {
             waiting: Vec::new(),
             held: None,
             room,
-            running: None,
+            running: VecDeque::new(),
+            turn: Turn::default(),
         }
     }
 
     /// Returns whether another event may be queued.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting.len() < MAX_BATCH_EVENTS && self.waiting_bytes() < MAX_QUEUED_BYTES
+        self.waiting.len() < MAX_QUEUED_EVENTS && self.waiting_bytes() < MAX_QUEUED_BYTES
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        self.running.is_some() || !self.waiting.is_empty()
+        !self.running.is_empty() || !self.waiting.is_empty()
     }
 
     /// Queues an event; returns whether its network had memory left for it.
@@ -77,10 +89,13 @@ impl Intake {
 
     /// Returns whether the next batch could start.
     pub(super) fn is_ready(&self) -> bool {
-        self.running.is_none() && !self.waiting.is_empty()
+        match self.running.len() {
+            0 => !self.waiting.is_empty(),
+            running => running < MAX_BATCHES && self.waiting.len() >= MIN_EVENTS_AHEAD,
+        }
     }
 
-    /// Starts the next batch, if none is running.
+    /// Starts the next batch, if it is ready.
     pub(super) fn start(&mut self, authenticated: impl FnOnce() -> Vec<PublicKey>) {
         if !self.is_ready() {
             return;
@@ -93,20 +108,23 @@ impl Intake {
             network,
         };
         let ingest = self.ingest.clone();
+        let (end, next) = Turn::after_another();
+        let turn = std::mem::replace(&mut self.turn, next);
         let task = tokio::spawn(async move {
             let _held = held;
-            ingest.ingest(events, origin).await
+            let _end = end;
+            ingest.ingest_in_turn(events, origin, turn).await
         });
-        self.running = Some(Batch { ids, task });
+        self.running.push_back(Batch { ids, task });
     }
 
     fn waiting_bytes(&self) -> u64 {
         self.held.as_ref().map_or(0, Holding::amount)
     }
 
-    /// Waits for the running batch; for ever, if there is none. Cancel-safe.
+    /// Waits for the oldest running batch; for ever, if there is none. Cancel-safe.
     pub(super) async fn judged(&mut self) -> Vec<Judged> {
-        let Some(batch) = &mut self.running else {
+        let Some(batch) = self.running.front_mut() else {
             return std::future::pending().await;
         };
         let answers = (&mut batch.task).await.unwrap_or_else(|error| {
@@ -115,7 +133,7 @@ impl Intake {
         });
         let ids = self
             .running
-            .take()
+            .pop_front()
             .map(|batch| batch.ids)
             .unwrap_or_default();
         let answers = answers
@@ -140,6 +158,7 @@ mod tests {
     use grasp_core::Verified;
     use grasp_core::resources::ClientNetwork;
     use nostr::event::{EventBuilder, FinalizeEvent as _, Kind};
+    use tokio::sync::{Semaphore, mpsc};
 
     use super::*;
     use crate::server::shared_pool;
@@ -155,6 +174,72 @@ mod tests {
         ) -> BoxFuture<'_, Vec<Outcome>> {
             unreachable!("no batch is started")
         }
+    }
+
+    /// An ingest that tells which batches are verified and which are judged, and ends each when it is told to.
+    struct Watched {
+        /// Sizes of batches, as they are judged.
+        judged: mpsc::UnboundedSender<usize>,
+        ends: Semaphore,
+    }
+
+    impl Ingest for Watched {
+        fn ingest_verified(
+            &self,
+            events: Vec<Verified<Arc<Event>>>,
+            _: Origin,
+        ) -> BoxFuture<'_, Vec<Outcome>> {
+            Box::pin(async move {
+                self.judged.send(events.len()).unwrap();
+                self.ends.acquire().await.unwrap().forget();
+                vec![Outcome::Stored; events.len()]
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_verified_while_another_is_stored_and_judged_after_it() {
+        let (sender, mut judged) = mpsc::unbounded_channel();
+        let ingest = Arc::new(Watched {
+            judged: sender,
+            ends: Semaphore::new(0),
+        });
+        let claimant = Claimant::at(ClientNetwork::of("192.0.2.1".parse().unwrap()));
+        let mut intake = Intake::new(ingest.clone(), shared_pool(1 << 30), claimant);
+        let keys = nostr::key::Keys::generate();
+        let push = |intake: &mut Intake, count: usize| {
+            let mut ids = Vec::new();
+            for nth in 0..count {
+                let note = EventBuilder::new(Kind::TextNote, nth.to_string());
+                let note = note.finalize(&keys).unwrap();
+                ids.push(note.id);
+                assert!(intake.push(note));
+            }
+            intake.start(Vec::new);
+            ids
+        };
+        let mut sent = push(&mut intake, 3);
+        assert_eq!(judged.recv().await, Some(3));
+        // Too few to be verified ahead.
+        sent.extend(push(&mut intake, MIN_EVENTS_AHEAD - 1));
+        assert!(!intake.waiting.is_empty() && intake.running.len() == 1);
+        sent.extend(push(&mut intake, 1));
+        assert!(intake.waiting.is_empty() && intake.running.len() == 2);
+        sent.extend(push(&mut intake, MIN_EVENTS_AHEAD));
+        assert_eq!(intake.running.len(), MAX_BATCHES);
+        // The second batch waits for the end of the first one, however long it takes.
+        tokio::task::yield_now().await;
+        assert!(judged.try_recv().is_err());
+        let mut answered = Vec::new();
+        for size in [3, MIN_EVENTS_AHEAD, MIN_EVENTS_AHEAD] {
+            ingest.ends.add_permits(1);
+            let answers = intake.judged().await;
+            assert_eq!(answers.len(), size);
+            answered.extend(answers.into_iter().map(|(id, _)| id));
+            intake.start(Vec::new);
+        }
+        assert_eq!(answered, sent);
+        assert!(!intake.is_busy());
     }
 
     #[test]
