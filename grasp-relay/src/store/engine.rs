@@ -6,6 +6,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
 use grasp_core::admission::{Outcome, Rejection};
 use grasp_core::nip34::References;
 use grasp_core::{RepoId, Version};
@@ -20,6 +22,7 @@ use serde::de::DeserializeOwned;
 
 use super::changes::Wanted;
 use super::changes::{Changes, blob, time};
+use super::group::HEAVY_ROWS;
 use super::keys::{Keys, Position};
 use super::rules::{Continued, Deletions as _, Rows as _, Rules as _, Verdict};
 use super::{
@@ -244,6 +247,29 @@ impl<E> fmt::Debug for EngineStore<E> {
     }
 }
 
+/// Tasks of one save that are queued at the same time, so that they can share a transaction.
+const SAVES_AHEAD: usize = 4;
+
+/// Divides events into tasks, in their order. Returns the rows of each.
+fn save_tasks(events: Vec<Arc<Event>>) -> Vec<(usize, Vec<Arc<Event>>)> {
+    let mut tasks = Vec::new();
+    let mut batch = Vec::new();
+    let mut rows = 0;
+    for event in events {
+        let cost = write_cost(&event);
+        if !fits(rows, cost) {
+            tasks.push((rows, std::mem::take(&mut batch)));
+            rows = 0;
+        }
+        rows += cost;
+        batch.push(event);
+    }
+    if !batch.is_empty() {
+        tasks.push((rows, batch));
+    }
+    tasks
+}
+
 /// Applies a request to the end, and adds to the report what that removes; other writers get in between its steps.
 pub(crate) async fn finish(
     engine: &impl StoreEngine,
@@ -297,19 +323,26 @@ async fn versions(
 impl<E: StoreEngine> EventStore for EngineStore<E> {
     fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
         Box::pin(async move {
+            let tasks = save_tasks(events);
+            let is_one = tasks.len() == 1;
+            let mut tasks = tasks.into_iter();
             let mut report = SaveReport::default();
-            let mut events = events.into_iter().peekable();
-            while events.peek().is_some() {
-                let (mut batch, mut rows) = (Vec::new(), 0);
-                while let Some(event) = events.next_if(|event| fits(rows, write_cost(event))) {
-                    rows += write_cost(&event);
-                    batch.push(event);
+            let mut saves = FuturesOrdered::new();
+            loop {
+                while saves.len() < SAVES_AHEAD {
+                    let Some((rows, batch)) = tasks.next() else {
+                        break;
+                    };
+                    // Heavy tasks wait in one queue, which keeps their order.
+                    let rows = if is_one { rows } else { rows.max(HEAVY_ROWS) };
+                    let wanted = self.0.want(|keys, wanted| wanted.save(keys, &batch, now));
+                    let save = move |tables: &E::Tables<'_>| tables.save(&batch, now);
+                    saves.push_back(self.0.write(rows, wanted, save));
                 }
-                let wanted = self.0.want(|keys, wanted| wanted.save(keys, &batch, now));
-                let save = self
-                    .0
-                    .write(rows, wanted, move |tables| tables.save(&batch, now));
-                let (saved, unfinished) = save.await?;
+                let Some(saved) = saves.next().await else {
+                    return Ok(report);
+                };
+                let (saved, unfinished) = saved?;
                 report.saved.extend(saved.saved);
                 report.affected.extend(saved.affected);
                 report.removed.extend(saved.removed);
@@ -317,7 +350,6 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                     finish(&*self.0, request, &mut report).await?;
                 }
             }
-            Ok(report)
         })
     }
 

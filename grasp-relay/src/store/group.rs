@@ -19,8 +19,16 @@ const MAX_COMMIT_ROWS: usize = 50_000;
 /// several transactions.
 const MAX_LIGHT_ROWS: usize = 2_500;
 
-/// Rows of heavier tasks in one transaction, unless a single one has more, so that light ones do not wait long.
-const MAX_HEAVY_ROWS: usize = 5_000;
+/// Rows from which on a task is heavy.
+pub(crate) const HEAVY_ROWS: usize = MAX_LIGHT_ROWS + 1;
+
+/// Rows of heavier tasks in one transaction beside light ones, unless a single one has more, so that the light ones do not
+/// wait long.
+const MIN_HEAVY_ROWS: usize = 5_000;
+
+/// Rows of heavier tasks in one transaction, when no light one has come for a while: one that comes then waits for some
+/// tens of milliseconds.
+const MAX_HEAVY_ROWS: usize = 20_000;
 
 /// The time that a group waits for more tasks, at most.
 const MAX_COMMIT_DELAY: Duration = Duration::from_millis(1);
@@ -112,6 +120,31 @@ where
     }
 }
 
+/// The share of heavier tasks in a transaction, in rows: it grows while nobody else writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeavyShare(usize);
+
+impl Default for HeavyShare {
+    fn default() -> Self {
+        Self(MIN_HEAVY_ROWS)
+    }
+}
+
+impl HeavyShare {
+    /// Returns the share for the next transaction, which has light tasks unless the heavier ones are alone in it.
+    pub(crate) fn next(&mut self, is_alone: bool) -> usize {
+        let share = match is_alone {
+            true => self.0,
+            false => MIN_HEAVY_ROWS,
+        };
+        self.0 = match is_alone {
+            true => (share * 2).min(MAX_HEAVY_ROWS),
+            false => MIN_HEAVY_ROWS,
+        };
+        share
+    }
+}
+
 /// Heavy tasks for later transactions, with their rows.
 pub(crate) type HeavyTasks<T> = VecDeque<(usize, T)>;
 
@@ -149,9 +182,9 @@ impl<T> CommitGroup<T> {
     }
 
     /// Takes heavy tasks up to their share of a transaction.
-    pub(crate) fn take_heavy(&mut self, heavy: &mut HeavyTasks<T>) {
+    pub(crate) fn take_heavy(&mut self, heavy: &mut HeavyTasks<T>, share: usize) {
         let mut rows = 0;
-        while rows < MAX_HEAVY_ROWS {
+        while rows < share {
             let Some((more, task)) = heavy.pop_front() else {
                 return;
             };
@@ -207,6 +240,16 @@ impl LastCommit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_share_of_heavy_tasks_grows_while_nobody_else_writes() {
+        let mut share = HeavyShare::default();
+        let shares = [true, true, true, true, false, true, true].map(|alone| share.next(alone));
+        assert_eq!(
+            shares,
+            [5_000, 10_000, 20_000, 20_000, 5_000, 5_000, 10_000]
+        );
+    }
 
     #[test]
     fn many_callers_are_waited_for_and_a_single_one_is_not_delayed() {

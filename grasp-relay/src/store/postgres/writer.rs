@@ -21,7 +21,7 @@ use crate::store::changes::Wanted;
 use crate::store::changes::{Changes, refs_removal};
 use crate::store::git::views_signed_by;
 use crate::store::group::{
-    self, CommitGroup, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
+    self, CommitGroup, HeavyShare, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
 };
 use crate::store::keys::Keys;
 use crate::store::rules::Removal;
@@ -133,6 +133,7 @@ impl WriterTask {
         let mut last = LastCommit::default();
         // Heavy tasks for later transactions.
         let mut heavy = VecDeque::new();
+        let mut heavy_share = HeavyShare::default();
         let mut stopped = None;
         loop {
             let mut group = CommitGroup::default();
@@ -148,7 +149,8 @@ impl WriterTask {
                 sleep(pause).await;
                 group.gather(&mut commands, &mut heavy);
             }
-            group.take_heavy(&mut heavy);
+            let is_alone = group.tasks.is_empty();
+            group.take_heavy(&mut heavy, heavy_share.next(is_alone));
             let callers = group.tasks.len();
             let start = Instant::now();
             self.commit(group.tasks).await;

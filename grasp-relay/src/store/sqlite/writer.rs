@@ -16,7 +16,7 @@ use super::SqliteEngine;
 use super::tables::SqliteTables;
 use super::wal::Wal;
 use crate::store::group::{
-    self, CommitGroup, HeavyTasks, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
+    self, CommitGroup, HeavyShare, HeavyTasks, LastCommit, QUEUE_CAPACITY, WriteTask, WriterCommand,
 };
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules, failure};
@@ -100,6 +100,7 @@ struct WriterThread {
 impl WriterThread {
     fn work(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut last = LastCommit::default();
+        let mut heavy_share = HeavyShare::default();
         let mut stopped = None;
         loop {
             let mut group = CommitGroup::default();
@@ -115,7 +116,8 @@ impl WriterThread {
                 thread::sleep(pause);
                 group.gather(&mut commands, &mut self.heavy);
             }
-            group.take_heavy(&mut self.heavy);
+            let is_alone = group.tasks.is_empty();
+            group.take_heavy(&mut self.heavy, heavy_share.next(is_alone));
             last = self.commit(group.tasks, &commands);
             stopped = stopped.or(group.stopped);
         }
