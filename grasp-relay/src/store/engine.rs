@@ -36,6 +36,9 @@ const REMOVALS_PER_COMMIT: usize = 500;
 /// Keys looked up in one read.
 pub(crate) const KEYS_PER_READ: usize = 1_000;
 
+/// Keys that are looked up on the thread of the caller: some tenths of a millisecond.
+const MAX_SHORT_KEYS: usize = 128;
+
 /// Selects the authors of a list in its own order, so that no more rows are read than are asked for.
 pub(crate) const LISTING_SQL: &str = "SELECT e.pubkey FROM lists l JOIN events e ON e.seq = l.seq
     WHERE l.list = ?1 ORDER BY l.newest, l.id LIMIT ?2";
@@ -144,6 +147,8 @@ pub(crate) struct Query<T> {
     pub(crate) keys: Option<Vec<Value>>,
     pub(crate) values: Vec<Value>,
     pub(crate) read: ReadRow<T>,
+    /// The rows are a few bytes each.
+    has_small_rows: bool,
 }
 
 impl<T: Send + 'static> Query<T> {
@@ -153,7 +158,22 @@ impl<T: Send + 'static> Query<T> {
             keys: None,
             values,
             read,
+            has_small_rows: false,
         }
+    }
+
+    /// Notes that the rows are a few bytes each.
+    fn of_small_rows(self) -> Self {
+        Self {
+            has_small_rows: true,
+            ..self
+        }
+    }
+
+    /// Returns whether this takes so little time that the thread of the caller can do it.
+    pub(crate) fn is_short(&self) -> bool {
+        let keys = self.keys.as_ref().map_or(usize::MAX, Vec::len);
+        self.has_small_rows && keys <= MAX_SHORT_KEYS
     }
 
     /// Returns the rows of any number of keys.
@@ -312,6 +332,7 @@ async fn versions(
     let wanted: Vec<_> = at.keys().map(|key| blob(key)).collect();
     let read: ReadRow<_> = |row| Ok((row.key::<16>(2)?, row.version(0)?));
     let found = Query::new(sql, values, read)
+        .of_small_rows()
         .rows_of(engine, wanted)
         .await?;
     Ok(found
@@ -395,7 +416,7 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
             let ids = "SELECT id FROM events e WHERE id = ANY(?1) AND NOT EXISTS
                 (SELECT 1 FROM expirations x WHERE x.seq = e.seq AND x.at <= ?2)";
             let wanted = named.ids.iter().map(|id| blob(id.as_bytes()));
-            let ids = Query::new(ids, vec![time(now)], |row| row.event_id(0));
+            let ids = Query::new(ids, vec![time(now)], |row| row.event_id(0)).of_small_rows();
             let ids = ids.rows_of(&*self.0, wanted).await?.into_iter().collect();
             let heads = "SELECT newest, id, coordinate FROM heads h JOIN events e ON e.seq = h.seq
                 WHERE coordinate = ANY(?1) AND NOT EXISTS

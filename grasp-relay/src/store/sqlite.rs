@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!  commit, save, sweep ──▶ queue ──▶ one writer thread: everything queued, one transaction, one fsync
+//!  query, exists, …    ──▶ a short read on the caller's thread; if that is not enough:
 //!  query, count, …     ──▶ queue ──▶ a few reader threads, each its own snapshot, in short turns
 //! ```
 //!
-//! Nothing blocks an async thread, readers and the writer do not wait for each other (write-ahead log), and a save is
+//! Nothing blocks an async thread for longer than a short read, which is a millisecond; readers and the writer do not wait for each other (write-ahead log), and a save is
 //! answered only after its transaction is on the disk.
 
+mod direct;
 mod migrations;
 mod reader;
 mod readers;
@@ -30,6 +32,7 @@ use nostr::filter::Filter;
 use nostr::types::Timestamp;
 use rusqlite::{Connection, OptionalExtension as _};
 
+use self::direct::DirectReaders;
 pub use self::reader::{SqliteFile, SqliteReader, is_damage};
 use self::readers::{ExistsQuery, QueryCursor, Readers};
 use self::search::{ReadBudget, SearchProgress, SlicedSearch};
@@ -51,7 +54,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct SqliteOptions {
     /// The rules for deletion, vanishing and rollback.
     pub rules: StoreRules,
-    /// The number of reader threads; each costs a connection and up to `reader_cache` of memory.
+    /// The number of reader threads. Each costs a connection and up to `reader_cache` of memory, as does each processor,
+    /// up to eight, for short reads on the threads of their callers.
     pub readers: NonZeroUsize,
     /// Bytes of the file that one reader caches.
     pub reader_cache: usize,
@@ -109,6 +113,7 @@ pub struct SqliteEngine {
     keys: Arc<Keys>,
     writer: SqliteWriter,
     readers: Readers,
+    direct: DirectReaders,
     closed: AtomicBool,
     /// An operation has found the file to be damaged.
     damaged: AtomicBool,
@@ -126,6 +131,7 @@ impl SqliteStore {
         let rules = Arc::new(options.rules);
         finish_requests(&mut conn, &keys, &rules)?;
         let readers = Readers::start(path, options.readers, options.reader_cache)?;
+        let direct = DirectReaders::open(path, options.reader_cache)?;
         let checkpointer = connect(path, 0)?;
         let writer = Wal::start(path, checkpointer)
             .and_then(|wal| SqliteWriter::start(conn, wal, keys.clone(), Arc::clone(&rules)))
@@ -135,6 +141,7 @@ impl SqliteStore {
             keys: Arc::new(keys),
             writer,
             readers,
+            direct,
             closed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
         };
@@ -145,13 +152,14 @@ impl SqliteStore {
     ///
     /// Returns one line per fault. Reads everything, while the store goes on working.
     pub async fn integrity_check(&self) -> Result<Vec<String>, StoreError> {
-        self.0.search(|tables| examine(tables.conn)).await
+        self.0.search(false, |tables, _| examine(tables.conn)).await
     }
 }
 
 impl DatabaseEngine for SqliteEngine {
     async fn rows<T: Send + 'static>(&self, query: Query<T>) -> Result<Vec<T>, StoreError> {
-        self.read(move |tables| tables::rows(tables.conn, query))
+        let is_short = query.is_short();
+        self.read(is_short, move |tables, _| tables::rows(tables.conn, query))
             .await
     }
 
@@ -191,7 +199,7 @@ impl StoreEngine for SqliteEngine {
         events: Vec<Arc<Event>>,
         now: Timestamp,
     ) -> Result<Vec<Verdict>, StoreError> {
-        self.read(move |tables| {
+        self.read(false, move |tables, _| {
             events
                 .iter()
                 .map(|event| tables.check(event, now))
@@ -226,9 +234,8 @@ impl StoreEngine for SqliteEngine {
             loop {
                 let (found, progress);
                 (search, found, progress) = self
-                    .search(move |tables| {
+                    .search(false, move |tables, budget| {
                         let mut found = Vec::new();
-                        let budget = &mut ReadBudget::of_slice();
                         let progress = search.advance(tables, usize::MAX, &mut found, budget)?;
                         Ok((search, found.len(), progress))
                     })
@@ -243,15 +250,22 @@ impl StoreEngine for SqliteEngine {
 
     fn exists(&self, questions: Vec<Vec<Filter>>, now: Timestamp) -> StoreFuture<'_, Vec<bool>> {
         Box::pin(async move {
+            // An event that names a stored one leaves nothing to ask.
+            if questions.iter().all(Vec::is_empty) {
+                self.check_open()?;
+                return Ok(vec![false; questions.len()]);
+            }
+            let mut is_short = direct::are_short(&questions);
             let mut query = ExistsQuery::new(questions, now);
             loop {
                 let progress;
                 (query, progress) = self
-                    .search(move |tables| {
-                        let progress = query.advance(tables)?;
+                    .search(is_short, move |tables, budget| {
+                        let progress = query.advance(tables, budget)?;
                         Ok((query, progress))
                     })
                     .await?;
+                is_short = false;
                 if progress == SearchProgress::Finished {
                     return Ok(query.into_answers());
                 }
@@ -267,8 +281,8 @@ impl StoreEngine for SqliteEngine {
                 let wanted = (max - items.len()).saturating_add(1);
                 let progress;
                 (search, items, progress) = self
-                    .search(move |tables| {
-                        let progress = search.list(tables, wanted, &mut items)?;
+                    .search(false, move |tables, budget| {
+                        let progress = search.list(tables, wanted, &mut items, budget)?;
                         Ok((search, items, progress))
                     })
                     .await?;
@@ -284,7 +298,8 @@ impl StoreEngine for SqliteEngine {
 
     fn probe(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            self.search(|tables| read_from_disk(tables.conn)).await?;
+            self.search(false, |tables, _| read_from_disk(tables.conn))
+                .await?;
             match self.damaged.load(Ordering::SeqCst) {
                 true => Err(failure(Damaged)),
                 false => Ok(()),
@@ -297,6 +312,7 @@ impl StoreEngine for SqliteEngine {
             self.closed.store(true, Ordering::SeqCst);
             // The writer stops last: closing the last connection removes the write-ahead log.
             self.readers.stop().await;
+            self.direct.close();
             self.writer.stop().await;
             Ok(())
         })
@@ -304,13 +320,23 @@ impl StoreEngine for SqliteEngine {
 }
 
 impl SqliteEngine {
-    async fn read<T, R>(&self, task: R) -> Result<T, StoreError>
+    /// Reads from one snapshot: on this thread if the task is expected to be short and a connection is free, else on a
+    /// reader thread.
+    async fn read<T, R>(&self, is_short: bool, task: R) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&SqliteTables<'_>) -> Result<T, StoreError> + Send + 'static,
+        R: FnOnce(&SqliteTables<'_>, &mut ReadBudget) -> Result<T, StoreError> + Send + 'static,
     {
         self.check_open()?;
-        self.note_damage(self.readers.read(&self.keys, &self.rules, task).await)
+        let mut task = task;
+        if is_short {
+            task = match self.direct.try_read(&self.keys, &self.rules, task) {
+                Ok(read) => return self.note_damage(read),
+                Err(task) => task,
+            };
+        }
+        let slice = move |tables: &SqliteTables<'_>| task(tables, &mut ReadBudget::of_slice());
+        self.note_damage(self.readers.read(&self.keys, &self.rules, slice).await)
     }
 
     /// Remembers that the file is damaged, if this result says so.
@@ -322,13 +348,15 @@ impl SqliteEngine {
     }
 
     /// Runs a slice of a search.
-    async fn search<T, R>(&self, slice: R) -> Result<T, StoreError>
+    async fn search<T, R>(&self, is_short: bool, slice: R) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        R: FnOnce(&SqliteTables<'_>) -> rusqlite::Result<T> + Send + 'static,
+        R: FnOnce(&SqliteTables<'_>, &mut ReadBudget) -> rusqlite::Result<T> + Send + 'static,
     {
-        self.read(move |tables| slice(tables).map_err(failure))
-            .await
+        self.read(is_short, move |tables, budget| {
+            slice(tables, budget).map_err(failure)
+        })
+        .await
     }
 
     fn check_open(&self) -> Result<(), StoreError> {

@@ -23,6 +23,7 @@ attacks![
     mutual_lists_in_the_plain_model,
     delisting_undone_by_replay,
     wide_filters,
+    heavy_queries,
     unfinished_messages,
     deletions_by_new_keys,
     negentropy_sessions,
@@ -333,6 +334,44 @@ async fn wide_filters() -> Report {
         .await;
     };
     scenario.run(STORE_LOG_BYTES, attack).await
+}
+
+/// Asks over many connections, again and again, for what a scan of many events does not find. Each query has few values, as
+/// one that is answered at once.
+async fn heavy_queries() -> Report {
+    const EVENTS: usize = 2_000;
+    let scenario = Scenario::start().await;
+    let eve = Author::new();
+    let names = [vec!["a".into(), scenario.honest.repo().to_string()]];
+    let mut batches = Vec::new();
+    for batch in 0..8 {
+        let mut comments = Vec::new();
+        for n in 0..EVENTS / 8 {
+            comments.push(sign(&eve, 1111, &format!("{batch} {n}"), &names));
+        }
+        batches.push(messages(&comments));
+    }
+    let accepted = publish_all(scenario.attacker(2), batches).await;
+    let attacker = scenario.attacker(1);
+    let author = eve.key().to_hex();
+    let attack = async {
+        let mut connections = Vec::new();
+        for _ in 0..100 {
+            let mut requests = Vec::new();
+            for n in 0..300 {
+                requests.push(format!(
+                    r#"["REQ","s{n}",{{"authors":["{author}"],"kinds":[7777],"limit":10}}]"#
+                ));
+            }
+            connections.push(tokio::spawn(request_all(attacker, requests)));
+        }
+        join_all(connections).await;
+    };
+    let report = scenario.run(STORE_LOG_BYTES, attack).await;
+    report.and(
+        accepted == EVENTS,
+        format!("{accepted} events were accepted"),
+    )
 }
 
 /// Sends messages that lack their last byte.

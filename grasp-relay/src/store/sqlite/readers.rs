@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::scan::IndexRow;
 use super::search::{ReadBudget, SEEK_ROWS, SearchProgress, SlicedSearch};
 use super::tables::SqliteTables;
-use super::{SqliteEngine, connect};
+use super::{SqliteEngine, connect, direct};
 use crate::store::keys::Keys;
 use crate::store::{StoreError, StoreRules, StoredEvent, failure};
 
@@ -47,9 +47,7 @@ impl Readers {
         let (queue, commands) = mpsc::channel(QUEUE_CAPACITY);
         let commands = Arc::new(Mutex::new(commands));
         for number in 0..count.get() {
-            let conn = connect(path, cache)?;
-            conn.pragma_update(None, "query_only", true)
-                .map_err(failure)?;
+            let conn = open_for_reading(path, cache)?;
             let commands = Arc::clone(&commands);
             thread::Builder::new()
                 .name(format!("store-reader-{number}"))
@@ -102,7 +100,15 @@ impl Readers {
     }
 }
 
-fn snapshot<T>(
+/// Opens a connection that writes nothing.
+pub(super) fn open_for_reading(path: &Path, cache: usize) -> Result<Connection, StoreError> {
+    let conn = connect(path, cache)?;
+    conn.pragma_update(None, "query_only", true)
+        .map_err(failure)?;
+    Ok(conn)
+}
+
+pub(super) fn snapshot<T>(
     conn: &Connection,
     keys: &Keys,
     rules: &StoreRules,
@@ -133,11 +139,8 @@ fn work(conn: Connection, commands: &Mutex<mpsc::Receiver<ReaderCommand>>) {
     }
 }
 
-/// Events per chunk of a query.
-const MAX_CHUNK_EVENTS: usize = 500;
-
-/// Bytes of JSON per chunk of a query, unless a single event is longer.
-const MAX_CHUNK_BYTES: usize = 1024 * 1024;
+/// Events per chunk of a query: the default limit, and the event by which it is seen that there are more.
+const MAX_CHUNK_EVENTS: usize = 512;
 
 /// Rows found ahead of what is loaded: finding them is cheap, starting the search again is not.
 const LOOKAHEAD_ROWS: usize = 2 * MAX_CHUNK_EVENTS;
@@ -147,6 +150,8 @@ pub(super) struct QueryCursor {
     search: SlicedSearch,
     found: VecDeque<IndexRow>,
     finished: bool,
+    /// The next chunk may be read on the thread that asks for it.
+    is_short: bool,
 }
 
 type Delivered = (Result<Vec<StoredEvent>, StoreError>, Option<QueryCursor>);
@@ -154,6 +159,7 @@ type Delivered = (Result<Vec<StoredEvent>, StoreError>, Option<QueryCursor>);
 impl QueryCursor {
     pub(super) fn new(filters: Vec<Filter>, now: Timestamp) -> Self {
         Self {
+            is_short: direct::is_short(&filters),
             search: SlicedSearch::new(filters, now),
             found: VecDeque::new(),
             finished: false,
@@ -163,12 +169,13 @@ impl QueryCursor {
     /// Reads until there is a chunk, or nothing is left. Ends after an error.
     pub(super) async fn next(mut self, engine: &SqliteEngine) -> Option<Delivered> {
         while !(self.finished && self.found.is_empty()) {
-            let read = move |tables: &SqliteTables<'_>| {
-                let chunk = self.chunk(tables)?;
+            let is_short = std::mem::take(&mut self.is_short);
+            let read = move |tables: &SqliteTables<'_>, budget: &mut ReadBudget| {
+                let chunk = self.chunk(tables, budget)?;
                 Ok((self, chunk))
             };
             let chunk;
-            (self, chunk) = match engine.search(read).await {
+            (self, chunk) = match engine.search(is_short, read).await {
                 Ok(read) => read,
                 Err(error) => return Some((Err(error), None)),
             };
@@ -179,21 +186,22 @@ impl QueryCursor {
         None
     }
 
-    fn chunk(&mut self, tables: &SqliteTables<'_>) -> rusqlite::Result<Vec<StoredEvent>> {
+    fn chunk(
+        &mut self,
+        tables: &SqliteTables<'_>,
+        budget: &mut ReadBudget,
+    ) -> rusqlite::Result<Vec<StoredEvent>> {
         if self.found.is_empty() && !self.finished {
             let mut found = Vec::new();
-            let progress = self.search.advance(
-                tables,
-                LOOKAHEAD_ROWS,
-                &mut found,
-                &mut ReadBudget::of_slice(),
-            )?;
+            let progress = self
+                .search
+                .advance(tables, LOOKAHEAD_ROWS, &mut found, budget)?;
             self.finished = progress == SearchProgress::Finished;
             self.found = found.into();
         }
         let mut chunk = Vec::new();
         let mut bytes = 0;
-        while chunk.len() < MAX_CHUNK_EVENTS && bytes < MAX_CHUNK_BYTES {
+        while chunk.len() < MAX_CHUNK_EVENTS && bytes < budget.max_chunk_bytes() {
             let Some(found) = self.found.pop_front() else {
                 break;
             };
@@ -247,8 +255,8 @@ impl ExistsQuery {
     pub(super) fn advance(
         &mut self,
         tables: &SqliteTables<'_>,
+        budget: &mut ReadBudget,
     ) -> rusqlite::Result<SearchProgress> {
-        let mut budget = ReadBudget::of_slice();
         while let Some(filters) = self.questions.get_mut(self.answers.len()) {
             if budget.is_spent() {
                 return Ok(SearchProgress::Paused);
@@ -268,7 +276,7 @@ impl ExistsQuery {
                 continue;
             };
             let mut found = Vec::new();
-            let progress = search.advance(tables, 1, &mut found, &mut budget)?;
+            let progress = search.advance(tables, 1, &mut found, budget)?;
             if !found.is_empty() {
                 self.answers.push(true);
             } else if progress == SearchProgress::Paused {
@@ -280,5 +288,74 @@ impl ExistsQuery {
 
     pub(super) fn into_answers(self) -> Vec<bool> {
         self.answers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind};
+    use nostr::key::Keys as Signer;
+
+    use super::*;
+    use crate::store::EventStore as _;
+    use crate::store::sqlite::{SqliteOptions, SqliteStore};
+
+    /// Returns the number of events that a short read gives, and whether it used up its budget; `None` if it went to the
+    /// reader threads.
+    fn read_here(store: &SqliteStore, cursor: &mut QueryCursor) -> Option<(usize, bool)> {
+        let engine = &store.0;
+        let read = engine
+            .direct
+            .try_read(&engine.keys, &engine.rules, |tables, budget| {
+                let chunk = cursor.chunk(tables, budget).map_err(failure)?;
+                Ok((chunk.len(), budget.is_spent()))
+            });
+        Some(read.ok()?.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_long_query_leaves_its_thread_soon_and_sends_the_next_ones_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.db");
+        let mut store = SqliteStore::open(&path, SqliteOptions::default()).unwrap();
+        // Other work on the machine makes no read slow here.
+        let engine = Arc::get_mut(&mut store.0).unwrap();
+        engine.direct.slow_after = Duration::MAX;
+        let signer = Signer::generate();
+        let note = |nth: usize| -> Arc<Event> {
+            let note = EventBuilder::new(Kind::TextNote, nth.to_string());
+            Arc::new(note.finalize(&signer).unwrap())
+        };
+        let now = Timestamp::now();
+        let saved = store.save((0..1_500).map(note).collect(), now).await;
+        assert_eq!(saved.unwrap().len(), 1_500);
+        let of_author = Filter::new().author(signer.public_key()).limit(20);
+        let short = || QueryCursor::new(vec![of_author.clone()], now);
+        // All events of the author are read, and none is found.
+        let long = || QueryCursor::new(vec![of_author.clone().kind(Kind::from(7))], now);
+        for _ in 0..40 {
+            assert_eq!(read_here(&store, &mut short()), Some((20, false)));
+        }
+        let mut begun = long();
+        assert!(begun.is_short);
+        assert_eq!(read_here(&store, &mut begun), Some((0, true)));
+        assert!(!begun.finished, "the whole list was read at once");
+        for _ in 0..16 {
+            assert_eq!(read_here(&store, &mut short()), None);
+        }
+        assert_eq!(read_here(&store, &mut short()), Some((20, false)));
+        // It goes on at the reader threads.
+        begun.is_short = false;
+        assert!(begun.next(&store.0).await.is_none());
+        let (found, _) = short().next(&store.0).await.unwrap();
+        assert_eq!(found.unwrap().len(), 20);
+        // What takes many values, or gives many events, is not tried.
+        let many = QueryCursor::new(vec![of_author.clone().limit(500)], now);
+        let wide = of_author.clone().kinds((0..1_000).map(Kind::from));
+        assert!(!many.is_short && !QueryCursor::new(vec![wide], now).is_short);
+        store.close().await.unwrap();
+        assert_eq!(read_here(&store, &mut short()), None);
     }
 }

@@ -30,18 +30,46 @@ const BYTES_PER_ROW: usize = 200;
 
 /// The remaining cost that a slice may have, in rows of an index.
 ///
-/// A slice lasts some ten milliseconds at most; longer reads queue again, so that short ones do not wait for them.
+/// A slice lasts some ten milliseconds at most; longer reads queue again, so that short ones do not wait for them. A short
+/// read lasts a millisecond at most, because it occupies a thread that serves other connections.
 #[derive(Debug)]
-pub(super) struct ReadBudget(usize);
+pub(super) struct ReadBudget {
+    rows: usize,
+    is_short: bool,
+}
 
 impl ReadBudget {
-    /// Returns the budget of one slice.
+    /// Returns the budget of one slice on a reader thread.
     pub(super) const fn of_slice() -> Self {
-        Self(20_000)
+        Self {
+            rows: 20_000,
+            is_short: false,
+        }
+    }
+
+    /// Returns the budget of a read on the thread of its caller.
+    pub(super) const fn of_short_read() -> Self {
+        Self {
+            rows: 1_000,
+            is_short: true,
+        }
     }
 
     pub(super) fn spend(&mut self, rows: usize) {
-        self.0 = self.0.saturating_sub(rows);
+        self.rows = self.rows.saturating_sub(rows);
+    }
+
+    /// Returns whether this is a read on the thread of its caller.
+    pub(super) const fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// Returns the bytes of JSON that are loaded, unless a single event is longer.
+    pub(super) const fn max_chunk_bytes(&self) -> usize {
+        match self.is_short {
+            true => 128 * 1024,
+            false => 1024 * 1024,
+        }
     }
 
     /// Spends the cost of an event of which this many bytes were read.
@@ -50,7 +78,12 @@ impl ReadBudget {
     }
 
     pub(super) const fn is_spent(&self) -> bool {
-        self.0 == 0
+        self.rows == 0
+    }
+
+    /// Ends the slice.
+    fn end(&mut self) {
+        self.rows = 0;
     }
 }
 
@@ -121,9 +154,10 @@ impl SlicedSearch {
         tables: &SqliteTables<'_>,
         wanted: usize,
         items: &mut Vec<(Timestamp, EventId)>,
+        budget: &mut ReadBudget,
     ) -> rusqlite::Result<SearchProgress> {
         let mut found = Vec::new();
-        let progress = self.advance(tables, wanted, &mut found, &mut ReadBudget::of_slice())?;
+        let progress = self.advance(tables, wanted, &mut found, budget)?;
         items.extend(
             found
                 .iter()
@@ -148,7 +182,17 @@ impl SlicedSearch {
             let Some(filter) = self.filters.next() else {
                 break;
             };
-            self.plans.extend(plan(tables, filter, budget)?);
+            let kept = budget.is_short().then(|| filter.clone());
+            match plan(tables, filter, budget)? {
+                Planned::Plan(plan) => self.plans.push(plan),
+                Planned::MatchesNothing => {}
+                Planned::TooLong => {
+                    // Only a short read leaves a plan to the next slice.
+                    let filters: Vec<_> = kept.into_iter().chain(self.filters.by_ref()).collect();
+                    self.filters = filters.into_iter();
+                    budget.end();
+                }
+            }
         }
         let mut is_ready = self.filters.len() == 0;
         for plan in self.plans.iter_mut().filter(|plan| plan.remaining > 0) {
@@ -331,7 +375,15 @@ const PROBE_ROWS: [usize; 3] = [64, 512, 2_048];
 /// Lists of one filter that are opened anew in each slice; a filter with more is looked up value by value.
 const MAX_MERGED_LISTS: usize = 32;
 
-/// Plans a filter; `None` if it matches nothing.
+/// A filter that was to be planned.
+pub(super) enum Planned {
+    Plan(SlicedPlan),
+    MatchesNothing,
+    /// Comparing the indexes takes longer than a short read may.
+    TooLong,
+}
+
+/// Plans a filter.
 ///
 /// An empty list, `limit: 0` and an empty time window match nothing. So does a filter with `search`, because ignoring
 /// the condition would give a wrong answer.
@@ -339,10 +391,11 @@ pub(super) fn plan(
     tables: &SqliteTables<'_>,
     filter: Filter,
     budget: &mut ReadBudget,
-) -> rusqlite::Result<Option<SlicedPlan>> {
+) -> rusqlite::Result<Planned> {
     if matches_nothing(&filter) {
-        return Ok(None);
+        return Ok(Planned::MatchesNothing);
     }
+
     let (bounds, ids) = (Bounds::of(&filter), filter.ids.clone());
     let remaining = filter.limit.unwrap_or(usize::MAX);
     let conditions = Conditions::of(filter);
@@ -351,10 +404,13 @@ pub(super) fn plan(
             IndexChoice::Ids,
             CandidateSource::Gathered(ValueLookup::of_ids(ids)),
         ),
-        None => smallest_index(tables, &conditions, &bounds, budget)?,
+        None => match smallest_index(tables, &conditions, &bounds, budget)? {
+            Some(smallest) => smallest,
+            None => return Ok(Planned::TooLong),
+        },
     };
     let conditions = RemainingConditions { conditions, chosen };
-    Ok(Some(SlicedPlan {
+    Ok(Planned::Plan(SlicedPlan {
         source,
         conditions,
         bounds,
@@ -395,17 +451,21 @@ impl RemainingConditions {
     }
 }
 
-/// Returns the index that promises the fewest candidates, and its lists.
+/// Returns the index that promises the fewest candidates, and its lists; `None` if finding it takes longer than a short
+/// read may.
 fn smallest_index(
     tables: &SqliteTables<'_>,
     conditions: &Conditions,
     bounds: &Bounds,
     budget: &mut ReadBudget,
-) -> rusqlite::Result<(IndexChoice, CandidateSource)> {
+) -> rusqlite::Result<Option<(IndexChoice, CandidateSource)>> {
     let chosen = match conditions.choices()[..] {
-        [] => return Ok((IndexChoice::Everything, CandidateSource::Everything)),
-        [only] => only,
+        [] => return Ok(Some((IndexChoice::Everything, CandidateSource::Everything))),
+        [only] => Some(only),
         ref choices => compare(tables, conditions, bounds, choices, budget)?,
+    };
+    let Some(chosen) = chosen else {
+        return Ok(None);
     };
     let lists: Vec<Digest> = conditions.lists(tables.keys, chosen).collect();
     budget.spend(lists.len());
@@ -413,19 +473,22 @@ fn smallest_index(
         0..=MAX_MERGED_LISTS => CandidateSource::Lists(lists),
         _ => CandidateSource::Gathered(ValueLookup::of_lists(lists)),
     };
-    Ok((chosen, source))
+    Ok(Some((chosen, source)))
 }
 
-/// Compares indexes by counting a few of their rows.
+/// Compares indexes by counting a few of their rows, as many as the budget allows.
 fn compare(
     tables: &SqliteTables<'_>,
     conditions: &Conditions,
     bounds: &Bounds,
     choices: &[IndexChoice],
     budget: &mut ReadBudget,
-) -> rusqlite::Result<IndexChoice> {
+) -> rusqlite::Result<Option<IndexChoice>> {
     let mut best = IndexChoice::Everything;
     for most in PROBE_ROWS {
+        if budget.is_short() && most * choices.len() > budget.rows {
+            return Ok(None);
+        }
         let mut fewest = most;
         for choice in choices {
             let lists = conditions.lists(tables.keys, *choice);
@@ -436,8 +499,8 @@ fn compare(
             }
         }
         if fewest < most {
-            return Ok(best);
+            return Ok(Some(best));
         }
     }
-    Ok(choices.first().copied().unwrap_or(best))
+    Ok(Some(choices.first().copied().unwrap_or(best)))
 }

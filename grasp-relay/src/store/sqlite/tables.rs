@@ -143,6 +143,7 @@ pub(super) fn rows<T>(conn: &Connection, query: Query<T>) -> Result<Vec<T>, Stor
         keys,
         values,
         read,
+        ..
     } = query;
     // Without arrays the statement is executed for each key.
     let mut statement = conn
