@@ -89,6 +89,19 @@ pub enum Inventory {
     TooMany,
 }
 
+impl Inventory {
+    /// Returns the complete inventory, to be shared.
+    pub fn into_set(self) -> Option<ItemSet> {
+        match self {
+            Self::Complete(items) => Some(Arc::new(items)),
+            Self::TooMany => None,
+        }
+    }
+}
+
+/// A complete inventory that several readers share: oldest first, ties by lowest id.
+pub type ItemSet = Arc<Vec<(Timestamp, EventId)>>;
+
 /// The events of one lookup by keys that are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Present {
@@ -403,6 +416,17 @@ pub trait EventStore: Send + Sync + 'static {
 
     /// Lists what is served for this filter without loading it; gives up beyond `max` items.
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory>;
+
+    /// Returns the [inventory](Self::inventory) of a filter, which the store may keep and bring up to date for the next
+    /// caller; `None` beyond `max` items.
+    fn item_set(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> StoreFuture<'_, Option<ItemSet>> {
+        Box::pin(async move { Ok(self.inventory(filter, now, max).await?.into_set()) })
+    }
 
     /// Returns the superseded versions of an addressable event that are kept for rollback (kinds 30617 and 30618),
     /// winner first.

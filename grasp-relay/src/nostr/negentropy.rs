@@ -1,6 +1,6 @@
 //! Set reconciliation (NIP-77) between the events of one filter here and those of the peer.
 //!
-//! The set is read and sorted once per session; each message is answered from it alone. Both run on blocking threads,
+//! The set is read and sorted once per session, unless the store keeps it; each message is answered from it alone. Both run on blocking threads,
 //! of which a limited number works at the same time, so that sessions cannot starve the sockets. The algorithm checks
 //! every count against the bytes of the message before it allocates, visits each item a bounded number of times per
 //! message, and cuts its answer at the frame limit.
@@ -20,7 +20,7 @@ use super::codec::{Reply, SubId};
 use super::delivery::store_failed;
 use super::limits::Limits;
 use crate::server::shared_pool;
-use crate::store::{EventStore, Inventory};
+use crate::store::{EventStore, ItemSet};
 
 /// The first byte of every message, the protocol's version.
 const VERSION: u8 = 0x61;
@@ -71,9 +71,9 @@ impl NegentropyPool {
             .start_job(claimant, message)
             .await
             .ok_or_else(|| refuse(AT_CAPACITY))?;
-        let items = match store.inventory(filter, now, self.most_items).await {
-            Ok(Inventory::Complete(items)) => items,
-            Ok(Inventory::TooMany) => {
+        let items = match store.item_set(filter, now, self.most_items).await {
+            Ok(Some(items)) => items,
+            Ok(None) => {
                 let reason = "blocked: this query is too big".into();
                 return Err(Reply::NegErr(id.clone(), reason, Some(self.most_items)));
             }
@@ -141,7 +141,7 @@ async fn compare(id: &SubId, snapshot: Arc<Snapshot>, job: Job) -> Reply {
 /// memory.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
-    items: Vec<(Timestamp, EventId)>,
+    items: ItemSet,
     _share: Holding,
 }
 

@@ -26,7 +26,7 @@ use super::group::HEAVY_ROWS;
 use super::keys::{Keys, Position};
 use super::rules::{Continued, Deletions as _, Rows as _, Rules as _, Verdict};
 use super::{
-    EventChunks, EventStore, Inventory, MAX_TASK_ROWS, Present, SaveReport, StoreError,
+    EventChunks, EventStore, Inventory, ItemSet, MAX_TASK_ROWS, Present, SaveReport, StoreError,
     StoreFuture, SweepReport, failure, fits, write_cost,
 };
 
@@ -256,6 +256,16 @@ pub(crate) trait StoreEngine: DatabaseEngine {
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory>;
     fn probe(&self) -> StoreFuture<'_, ()>;
     fn close(&self) -> StoreFuture<'_, ()>;
+
+    /// Returns an inventory that may be kept; `None` beyond `max` items.
+    fn item_set(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> StoreFuture<'_, Option<ItemSet>> {
+        Box::pin(async move { Ok(self.inventory(filter, now, max).await?.into_set()) })
+    }
 }
 
 /// A store in the database of an engine.
@@ -455,6 +465,15 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
 
     fn inventory(&self, filter: Filter, now: Timestamp, max: usize) -> StoreFuture<'_, Inventory> {
         self.0.inventory(filter, now, max)
+    }
+
+    fn item_set(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> StoreFuture<'_, Option<ItemSet>> {
+        self.0.item_set(filter, now, max)
     }
 
     fn superseded(&self, coordinate: Coordinate) -> StoreFuture<'_, Vec<Event>> {

@@ -10,6 +10,7 @@
 //! answered only after its transaction is on the disk.
 
 mod direct;
+mod kept;
 mod migrations;
 mod reader;
 mod readers;
@@ -21,8 +22,8 @@ mod writer;
 
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -33,6 +34,7 @@ use nostr::types::Timestamp;
 use rusqlite::{Connection, OptionalExtension as _};
 
 use self::direct::DirectReaders;
+use self::kept::{KeptSet, KeptSets};
 pub use self::reader::{SqliteFile, SqliteReader, is_damage};
 use self::readers::{ExistsQuery, QueryCursor, Readers};
 use self::search::{ReadBudget, SearchProgress, SlicedSearch};
@@ -42,9 +44,11 @@ use self::writer::SqliteWriter;
 use super::changes::Changes as _;
 use super::changes::Wanted;
 use super::engine::{DatabaseEngine, EngineStore, Query, StoreEngine};
-use super::keys::Keys;
+use super::keys::{self, Keys};
 use super::rules::{Deletions, Rules, Verdict};
-use super::{EventChunks, Inventory, StoreError, StoreFuture, StoreRules, commit_cost, failure};
+use super::{
+    EventChunks, Inventory, ItemSet, StoreError, StoreFuture, StoreRules, commit_cost, failure,
+};
 
 /// The time that a connection waits for a lock, which only another process can hold for long.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -114,6 +118,7 @@ pub struct SqliteEngine {
     writer: SqliteWriter,
     readers: Readers,
     direct: DirectReaders,
+    kept: Mutex<KeptSets>,
     closed: AtomicBool,
     /// An operation has found the file to be damaged.
     damaged: AtomicBool,
@@ -142,6 +147,7 @@ impl SqliteStore {
             writer,
             readers,
             direct,
+            kept: Mutex::default(),
             closed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
         };
@@ -296,6 +302,35 @@ impl StoreEngine for SqliteEngine {
         })
     }
 
+    fn item_set(
+        &self,
+        filter: Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> StoreFuture<'_, Option<ItemSet>> {
+        Box::pin(async move {
+            if !kept::can_be_kept(&filter) {
+                return Ok(self.inventory(filter, now, max).await?.into_set());
+            }
+            self.check_open()?;
+            let kept = self.kept().find(&filter, now);
+            let set = match kept {
+                Some(kept) => self.update(&filter, kept, now).await?,
+                None => None,
+            };
+            let set = match set {
+                Some(set) => set,
+                None => match self.read_set(&filter, now, max).await? {
+                    Some(set) => set,
+                    None => return Ok(None),
+                },
+            };
+            let items = Arc::clone(&set.items);
+            self.kept().keep(filter, set);
+            Ok((items.len() <= max).then_some(items))
+        })
+    }
+
     fn probe(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             self.search(false, |tables, _| read_from_disk(tables.conn))
@@ -337,6 +372,75 @@ impl SqliteEngine {
         }
         let slice = move |tables: &SqliteTables<'_>| task(tables, &mut ReadBudget::of_slice());
         self.note_damage(self.readers.read(&self.keys, &self.rules, slice).await)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, KeptSets> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the set of a filter; `None` beyond `max` items.
+    async fn read_set(
+        &self,
+        filter: &Filter,
+        now: Timestamp,
+        max: usize,
+    ) -> Result<Option<KeptSet>, StoreError> {
+        // Before the set is read: what is committed meanwhile is looked up again.
+        let mark = self.writer.touched().mark();
+        let next_expiry = self.next_expiry(now).await?;
+        let Some(items) = self.inventory(filter.clone(), now, max).await?.into_set() else {
+            return Ok(None);
+        };
+        Ok(Some(KeptSet {
+            items,
+            mark,
+            read_at: now,
+            next_expiry,
+        }))
+    }
+
+    /// Brings a set up to date; `None` if it has to be read anew.
+    async fn update(
+        &self,
+        filter: &Filter,
+        kept: KeptSet,
+        now: Timestamp,
+    ) -> Result<Option<KeptSet>, StoreError> {
+        let noted = {
+            let touched = self.writer.touched();
+            touched.since(kept.mark).map(|ids| (ids, touched.mark()))
+        };
+        let Some((touched, mark)) = noted else {
+            return Ok(None);
+        };
+        if touched.is_empty() {
+            return Ok(Some(kept));
+        }
+        let next_expiry = self.next_expiry(now).await?;
+        let of_touched = filter.clone().ids(touched.iter().copied());
+        let inventory = self.inventory(of_touched, now, usize::MAX).await?;
+        let Inventory::Complete(present) = inventory else {
+            return Ok(None);
+        };
+        Ok(Some(KeptSet {
+            items: Arc::new(kept.updated(&touched, present)),
+            mark,
+            read_at: now,
+            next_expiry,
+        }))
+    }
+
+    /// Returns the time at which the next stored event expires.
+    async fn next_expiry(&self, now: Timestamp) -> Result<Option<Timestamp>, StoreError> {
+        let now = keys::seconds(now.as_secs());
+        let at: Option<i64> = self
+            .search(false, move |tables, _| {
+                let sql = "SELECT min(at) FROM expirations WHERE at > ?1";
+                let mut statement = tables.conn.prepare_cached(sql)?;
+                statement.query_row([now], |row| row.get(0))
+            })
+            .await?;
+        Ok(at.map(|at| Timestamp::from_secs(at.unsigned_abs())))
     }
 
     /// Remembers that the file is damaged, if this result says so.

@@ -9,7 +9,7 @@ use grasp_core::admission::{Outcome, Presence, Rejection};
 use grasp_core::nip34::References;
 use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
 use grasp_relay::store::{EventStore, StoreError};
-use nostr::event::Event;
+use nostr::event::{Event, Kind};
 use nostr::filter::Filter;
 
 use crate::store_contract::block_on;
@@ -153,6 +153,59 @@ fn a_query_for_one_event_does_not_wait_for_large_ones() {
             answered_first(&store, store.present(named, time(NOW))).await,
             "little"
         );
+    });
+}
+
+/// Asserts that the sets that the store keeps are those that it would read.
+async fn sets_are_current(store: &SqliteStore, now: u64) {
+    for filter in [Filter::new(), Filter::new().kind(Kind::from(1))] {
+        let kept = store
+            .item_set(filter.clone(), time(now), usize::MAX)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(*kept, inventory_at(store, filter, now).await);
+    }
+}
+
+#[test]
+fn kept_sets_follow_every_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("events.db"));
+    block_on(async {
+        store.save(notes(600), time(NOW)).await.unwrap();
+        sets_are_current(&store, NOW).await;
+        let set = async |max| store.item_set(Filter::new(), time(NOW), max).await.unwrap();
+        let kept = set(600).await.unwrap();
+        assert!(Arc::ptr_eq(&kept, &set(600).await.unwrap()), "read again");
+        assert_eq!(set(599).await, None);
+        stored(&store, &BOB.writes(1).at(300).id(700).done()).await;
+        stored(&store, &BOB.writes(7).at(3).id(701).done()).await;
+        sets_are_current(&store, NOW).await;
+        assert_eq!(set(602).await.unwrap().len(), 602);
+        stored(&store, &ALICE.writes(5).tag("e", id(5)).id(702).done()).await;
+        sets_are_current(&store, NOW).await;
+        let replaced = ALICE.writes(0).at(10).id(703).done();
+        stored(&store, &replaced).await;
+        sets_are_current(&store, NOW).await;
+        stored(&store, &ALICE.writes(0).at(11).id(704).done()).await;
+        sets_are_current(&store, NOW).await;
+        assert_eq!(store.remove(vec![id(20), id(21)]).await.unwrap(), 2);
+        sets_are_current(&store, NOW).await;
+        let ending = BOB.writes(1).id(705).tag("expiration", NOW + 60).done();
+        stored(&store, &ending).await;
+        sets_are_current(&store, NOW).await;
+        sets_are_current(&store, NOW + 59).await;
+        sets_are_current(&store, NOW + 60).await;
+        assert_eq!(store.sweep(time(NOW + 60)).await.unwrap().events, 1);
+        sets_are_current(&store, NOW + 60).await;
+        // More than are noted.
+        let many: Vec<_> = (0..11_000)
+            .map(|n| BOB.writes(1).at(n + 1).id(1_000 + n).done())
+            .collect();
+        store.save(many, time(NOW)).await.unwrap();
+        sets_are_current(&store, NOW + 60).await;
+        sets_are_current(&store, NOW).await;
     });
 }
 

@@ -23,7 +23,7 @@ fn set(items: &BTreeSet<(u64, u32)>) -> Snapshot {
         .try_take(&Claimant::server(), 0)
         .expect("nothing is free");
     Snapshot {
-        items,
+        items: Arc::new(items),
         _share: share,
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct SqliteTables<'a> {
     pub(super) rules: &'a StoreRules,
     pub(super) progress: Progress,
     pending: RefCell<Vec<ListEntry>>,
+    /// The events that were inserted or erased.
+    touched: RefCell<Vec<EventId>>,
 }
 
 /// An event's row in one of its lists, ordered as in the file.
@@ -47,14 +49,19 @@ struct ListEntry {
 
 impl<'a> SqliteTables<'a> {
     pub(super) fn new(conn: &'a Connection, keys: &'a Keys, rules: &'a StoreRules) -> Self {
-        let (progress, pending) = Default::default();
         Self {
             conn,
             keys,
             rules,
-            progress,
-            pending,
+            progress: Progress::default(),
+            pending: RefCell::default(),
+            touched: RefCell::default(),
         }
+    }
+
+    /// Takes the events that were inserted or erased.
+    pub(super) fn take_touched(&self) -> Vec<EventId> {
+        self.touched.take()
     }
 
     fn statement(&self, sql: &str) -> Result<CachedStatement<'_>, StoreError> {
@@ -246,6 +253,7 @@ impl Rows for SqliteTables<'_> {
                 event.as_json()
             ],
         )?;
+        self.touched.borrow_mut().push(event.id);
         let seq = self.conn.last_insert_rowid();
         let lists = self.keys.lists(event);
         self.pending
@@ -289,6 +297,7 @@ impl Rows for SqliteTables<'_> {
         let Some(event) = json.and_then(|json| Event::from_json(json).ok()) else {
             return Ok(None);
         };
+        self.touched.borrow_mut().push(event.id);
         self.progress.spend(write_cost(&event));
         let at = Position::of(&event);
         let mut delete =

@@ -4,15 +4,17 @@
 //! cost of making it durable. Callers get their result after the commit; if it fails, all of them get the error.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use nostr::event::EventId;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::mpsc;
 
 use super::SqliteEngine;
+use super::kept::TouchedEvents;
 use super::tables::SqliteTables;
 use super::wal::Wal;
 use crate::store::group::{
@@ -25,6 +27,7 @@ use crate::store::{StoreError, StoreRules, failure};
 pub(super) struct SqliteWriter {
     queue: mpsc::Sender<Command>,
     commits: Arc<AtomicU64>,
+    touched: Arc<Mutex<TouchedEvents>>,
 }
 
 type Task = Box<dyn WriteTask<SqliteEngine>>;
@@ -39,9 +42,11 @@ impl SqliteWriter {
     ) -> std::io::Result<Self> {
         let (queue, commands) = mpsc::channel(QUEUE_CAPACITY);
         let commits = Arc::<AtomicU64>::default();
+        let touched = Arc::<Mutex<TouchedEvents>>::default();
         let thread = WriterThread {
             conn,
             commits: Arc::clone(&commits),
+            touched: Arc::clone(&touched),
             wal,
             keys,
             rules,
@@ -50,12 +55,21 @@ impl SqliteWriter {
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.work(commands))?;
-        Ok(Self { queue, commits })
+        Ok(Self {
+            queue,
+            commits,
+            touched,
+        })
     }
 
     /// Returns the number of transactions so far. One counts before its callers get their results.
     pub(super) fn commits(&self) -> u64 {
         self.commits.load(Ordering::Acquire)
+    }
+
+    /// Returns the events that commits have stored or removed.
+    pub(super) fn touched(&self) -> MutexGuard<'_, TouchedEvents> {
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Performs work in the next transaction and returns its result once that is durable.
@@ -90,6 +104,7 @@ impl SqliteWriter {
 struct WriterThread {
     conn: Connection,
     commits: Arc<AtomicU64>,
+    touched: Arc<Mutex<TouchedEvents>>,
     wal: Wal,
     keys: Keys,
     rules: Arc<StoreRules>,
@@ -129,7 +144,14 @@ impl WriterThread {
 
     fn commit(&mut self, mut group: Vec<Task>, commands: &mpsc::Receiver<Command>) -> LastCommit {
         let start = Instant::now();
-        let ended = self.transact(&mut group).map_err(Arc::new);
+        let ended = match self.transact(&mut group) {
+            Ok(touched) => {
+                let mut noted = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+                noted.note(touched);
+                Ok(())
+            }
+            Err(error) => Err(Arc::new(error)),
+        };
         if let Err(error) = &ended {
             let cause = std::error::Error::source(&**error).map(ToString::to_string);
             tracing::error!(%error, cause, waiting = group.len(), "the event store could not commit");
@@ -146,7 +168,8 @@ impl WriterThread {
         last
     }
 
-    fn transact(&mut self, group: &mut [Task]) -> Result<(), StoreError> {
+    /// Performs tasks in one transaction. Returns the events that it stores or removes.
+    fn transact(&mut self, group: &mut [Task]) -> Result<Vec<EventId>, StoreError> {
         let tx = self
             .conn
             .transaction_with_behavior(TransactionBehavior::Immediate);
@@ -157,8 +180,10 @@ impl WriterThread {
             task.perform(&tables)?;
         }
         tables.flush()?;
+        let touched = tables.take_touched();
         drop(tables);
-        tx.commit().map_err(failure)
+        tx.commit().map_err(failure)?;
+        Ok(touched)
     }
 
     fn close(self) {
