@@ -99,7 +99,10 @@ async fn a_visitor_reads_the_content_of_a_repository() {
         ("/refs", vec![">main<"]),
         ("/tree/main", vec!["README.md", "src", "data.bin"]),
         ("/tree/main/src", vec!["/file/main/src/a%20b.rs"]),
-        ("/file/main/src/a%20b.rs", vec!["id=\"L2\"", "&lt;b&gt;"]),
+        (
+            "/file/main/src/a%20b.rs",
+            vec!["id=\"L2\"", "&lt;b&gt;", "Permanent link"],
+        ),
         ("/file/main/data.bin", vec!["not text"]),
         ("/raw/main/src/a%20b.rs", vec!["fn main() {}\n// <b>\n"]),
         ("/log/main", vec!["second &lt;i&gt;", "first"]),
@@ -262,6 +265,15 @@ async fn addresses_that_people_guess_lead_on() {
         owned.status == 200 && owned.body.contains(&site.base),
         "{owned:?}"
     );
+    let list = site.instance.get("/", &[]).await.body;
+    assert!(list.contains(&format!("href=\"/{owner}\"")), "{list}");
+    let name = site.alice.sign(0, r#"{"name":"Alice"}"#, &[]);
+    site.instance.ingest(vec![name]).await;
+    let named = site.instance.get(&format!("/{owner}"), &[]).await.body;
+    assert!(
+        named.contains("Repositories of <bdi>Alice</bdi>"),
+        "{named}"
+    );
     let missing = site.instance.get(&format!("/{owner}/my-repo"), &[]).await;
     assert!(
         missing.status == 404 && missing.body.contains(&site.base),
@@ -277,6 +289,20 @@ async fn addresses_that_people_guess_lead_on() {
         let canonical = format!("<link rel=\"canonical\" href=\"{url}\">");
         assert!(page.body.contains(&canonical), "{address}: {}", page.body);
     }
+}
+
+#[tokio::test]
+async fn a_maintainer_who_has_not_agreed_is_marked() {
+    let site = Site::new().await;
+    let marked = "named, has not agreed";
+    assert!(!site.body("").await.contains(marked));
+    let bob = Author::new().key().to_hex();
+    let (service, named) = (site.instance.service(), ["maintainers", bob.as_str()]);
+    let announcement = site.alice.later(2);
+    let announcement = announcement.announce_with("my repo", &service, &[&named]);
+    site.instance.ingest(vec![announcement.clone()]).await;
+    assert!(site.instance.serves(&announcement).await);
+    assert_eq!(site.body("").await.matches(marked).count(), 1);
 }
 
 #[tokio::test]
