@@ -101,9 +101,6 @@ pub trait LocalRelay: Send + Sync + 'static {
     /// number, the newest first.
     fn listing(&self, repo: RepoId, most: usize) -> DatabaseFuture<'_, Vec<PublicKey>>;
 
-    /// Returns whether the owner of a repository stopped listing this server.
-    fn is_delisted(&self, coordinate: Coordinate) -> DatabaseFuture<'_, bool>;
-
     /// Returns those of these events that would not be stored now: deleted, vanished or expired ones.
     fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>>;
 
@@ -686,7 +683,7 @@ impl PurgatoryDriver {
         self.tell(input).await;
         if let Some(author) = vanished {
             let executor = self.executor.clone();
-            tokio::spawn(async move { executor.remove_withheld(author).await });
+            tokio::spawn(async move { executor.remove_unserved(author).await });
         }
     }
 

@@ -27,7 +27,7 @@ use grasp_core::admission::{
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::{Identifier, RepoId, Verified, Version, kinds};
-use nostr::event::Event;
+use nostr::event::{Event, EventId};
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
@@ -561,7 +561,7 @@ fn naming(pending: &Pending) -> Vec<Filter> {
     if !pending.needs.named_by_others || pending.facts.is_related {
         return Vec::new();
     }
-    let mut naming = naming_by_id(&pending.event);
+    let mut naming = naming_by_id([pending.event.id]);
     if let Some(at) = coordinate(&pending.event) {
         naming.extend(naming_by_coordinate(at));
     }
@@ -579,20 +579,20 @@ fn participation(event: &Event) -> Vec<Filter> {
     vec![filter.kinds(kinds::PARTICIPATION_KINDS)]
 }
 
-/// Returns filters for events that name an event by its id.
-fn naming_by_id(event: &Event) -> Vec<Filter> {
-    let id = event.id.to_hex();
+/// Returns filters for events that name one of these by its id.
+pub(crate) fn naming_by_id(ids: impl IntoIterator<Item = EventId>) -> Vec<Filter> {
+    let ids: Vec<String> = ids.into_iter().map(|id| id.to_hex()).collect();
     [
         SingleLetterTag::LOWERCASE_E,
         SingleLetterTag::UPPERCASE_E,
         SingleLetterTag::LOWERCASE_Q,
     ]
-    .map(|name| Filter::new().custom_tag(name, id.clone()))
+    .map(|name| Filter::new().custom_tags(name, ids.clone()))
     .into()
 }
 
 /// Returns filters for events that name a coordinate. Replaceable ones are written with and without the last colon.
-fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
+pub(crate) fn naming_by_coordinate(coordinate: Coordinate) -> Vec<Filter> {
     let full = format!(
         "{}:{}:{}",
         coordinate.kind.as_u16(),

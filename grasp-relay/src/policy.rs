@@ -1,5 +1,7 @@
 //! The policy of a server, as all its parts see it at once: the settings, continued by the entries of the database.
 
+mod component;
+mod dependents;
 mod enforcer;
 
 use std::collections::BTreeSet;
@@ -13,6 +15,7 @@ pub use grasp_purgatory::driver::LivePolicy;
 use tokio::sync::{Mutex, watch};
 use tokio::time::MissedTickBehavior;
 
+pub use self::dependents::Seen;
 pub use self::enforcer::{Enforced, Enforcer, KEEP_HIDDEN};
 use crate::store::StoreError;
 use crate::store::policy::PolicyStore;

@@ -96,10 +96,6 @@ impl LocalRelay for ServedEvents {
         Box::pin(async move { Ok(self.store.listing(repo, most).await?) })
     }
 
-    fn is_delisted(&self, coordinate: Coordinate) -> DatabaseFuture<'_, bool> {
-        Box::pin(async move { Ok(!self.store.delisted(vec![coordinate]).await?.is_empty()) })
-    }
-
     fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>> {
         Box::pin(async move {
             let refusals = self.store.refusals(events.clone(), self.now().unix).await?;

@@ -10,6 +10,7 @@
 mod changes;
 pub mod check;
 mod conditions;
+mod dependents;
 mod engine;
 mod git;
 mod group;

@@ -304,6 +304,24 @@ impl PolicyStore for FaultyStore {
         self.store.hidden_causes()
     }
 
+    fn unannounced(&self) -> StoreFuture<'_, BTreeMap<RepoId, EventId>> {
+        self.store.unannounced()
+    }
+
+    fn hide_dependents(
+        &self,
+        repo: RepoId,
+        events: Vec<EventId>,
+        until: Timestamp,
+        now: Timestamp,
+    ) -> StoreFuture<'_, HideStep> {
+        self.store.hide_dependents(repo, events, until, now)
+    }
+
+    fn forget_unannounced(&self, repo: RepoId) -> StoreFuture<'_, ()> {
+        self.store.forget_unannounced(repo)
+    }
+
     fn hidden(&self, ids: Vec<EventId>) -> StoreFuture<'_, BTreeSet<EventId>> {
         self.store.hidden(ids)
     }

@@ -218,12 +218,13 @@ impl Policy {
         repo.map(HiddenCause::Repo)
     }
 
-    /// Returns whether a cause still holds.
+    /// Returns whether a cause still holds, as far as the policy decides on it.
     pub fn upholds(&self, cause: &HiddenCause) -> bool {
         match cause {
             HiddenCause::Author(key) => self.bans.authors.contains(key),
             HiddenCause::Event(id) => self.bans.events.contains(id),
             HiddenCause::Repo(repo) => self.is_refused(repo),
+            HiddenCause::Unannounced(_) => true,
         }
     }
 

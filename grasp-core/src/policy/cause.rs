@@ -18,6 +18,8 @@ pub enum HiddenCause {
     Event(EventId),
     /// The repository that they announce, or whose state they are, is banned, not allowed, or held.
     Repo(RepoId),
+    /// The repository that they are about is announced no longer, and nothing else that is served refers to them.
+    Unannounced(RepoId),
 }
 
 impl fmt::Display for HiddenCause {
@@ -26,6 +28,7 @@ impl fmt::Display for HiddenCause {
             Self::Author(key) => write!(f, "author:{key}"),
             Self::Event(id) => write!(f, "event:{id}"),
             Self::Repo(repo) => write!(f, "repo:{repo}"),
+            Self::Unannounced(repo) => write!(f, "unannounced:{repo}"),
         }
     }
 }
@@ -38,6 +41,7 @@ impl FromStr for HiddenCause {
             Some(("author", key)) => parse_pubkey(key).map(Self::Author),
             Some(("event", id)) => parse_event_id(id).map(Self::Event),
             Some(("repo", repo)) => Some(Self::Repo(repo.parse()?)),
+            Some(("unannounced", repo)) => Some(Self::Unannounced(repo.parse()?)),
             _ => None,
         };
         match cause {
@@ -59,7 +63,8 @@ mod tests {
         for cause in [
             HiddenCause::Author(key),
             HiddenCause::Event(id),
-            HiddenCause::Repo(repo),
+            HiddenCause::Repo(repo.clone()),
+            HiddenCause::Unannounced(repo),
         ] {
             assert_eq!(cause.to_string().parse::<HiddenCause>().unwrap(), cause);
         }

@@ -207,7 +207,7 @@ impl Executor {
     async fn remove_view(&self, repo: &RepoId, is_immediate: bool) -> Result<(), GitError> {
         let mut guard = self.parts.repos.lock(repo).await?;
         let coordinate = announcement_of(repo);
-        let stored = self.parts.relay.heads(vec![coordinate.clone()]).await?;
+        let stored = self.parts.relay.heads(vec![coordinate]).await?;
         let announced = stored
             .iter()
             .filter_map(|event| Announcement::parse(event).ok());
@@ -223,32 +223,40 @@ impl Executor {
         if !is_immediate && self.active_work.is_active(repo) {
             return Err(GitError::InProgress);
         }
-        // What its owner deleted goes. What expired, was delisted or is banned may come back.
-        let is_kept =
-            !is_immediate || !stored.is_empty() || self.parts.relay.is_delisted(coordinate).await?;
-        if is_kept && !self.has_vanished(&repo.owner).await? {
-            return guard.retire(self.parts.relay.now().unix).await;
+        // Its owner may announce it again.
+        match self.has_vanished(&repo.owner).await? {
+            true => guard.destroy().await,
+            false => guard.retire(self.parts.relay.now().unix).await,
         }
-        guard.destroy().await
     }
 
-    /// Removes the withheld repositories of an author who vanishes: nothing of them is served, so that no survey would find
-    /// out. An owner who came back before the ban has not vanished again.
-    pub(super) async fn remove_withheld(&self, author: PublicKey) {
-        let repos = match self.parts.repos.repositories().await {
+    /// Removes the repositories of an author who vanishes that are not served, so that no survey would find out: those that
+    /// are withheld, and those that are retained. An owner who came back before a ban has not vanished again.
+    pub(super) async fn remove_unserved(&self, author: PublicKey) {
+        let repos = match self.parts.repos.all().await {
             Ok(repos) => repos,
             Err(error) => {
                 tracing::warn!(%error, "could not look for repositories of an author who vanishes");
                 return;
             }
         };
-        let policy = self.parts.policy.now();
-        let withheld = |repo: &RepoId| repo.owner == author && policy.withholds(repo);
-        for repo in repos.into_iter().filter(withheld) {
-            if let Err(error) = self.remove_view(&repo, true).await {
+        for repo in repos.into_iter().filter(|repo| repo.owner == author) {
+            if let Err(error) = self.remove_if_unserved(&repo).await {
                 tracing::warn!(%error, %repo, "could not remove a repository whose owner vanishes");
             }
             self.wake_affected([repo]).await;
+        }
+    }
+
+    async fn remove_if_unserved(&self, repo: &RepoId) -> Result<(), GitError> {
+        if self.parts.policy.now().withholds(repo) {
+            return self.remove_view(repo, true).await;
+        }
+        let mut guard = self.parts.repos.lock(repo).await?;
+        let is_retained = guard.row().await?.view.is_none();
+        match is_retained && self.has_vanished(&repo.owner).await? {
+            true => guard.forget_retired().await,
+            false => Ok(()),
         }
     }
 

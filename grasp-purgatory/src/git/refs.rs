@@ -106,17 +106,29 @@ impl Refs {
     ///
     /// A pull request is its author's to take back, and can be brought again.
     pub fn retired_by(&self, next: &Self) -> BTreeMap<Oid, RefName> {
-        let is_kept = |(name, target): &(&RefName, &Target)| {
-            !name.is_branch_or_tag()
-                || next
-                    .refs
-                    .get(*name)
-                    .is_some_and(|next| next.oid == target.oid)
-        };
-        let retired = self.refs.iter().filter(|it| !is_kept(it));
-        retired
-            .map(|(name, target)| (target.oid, name.clone()))
+        let removed = self.removed_by(next);
+        removed
+            .filter(|(_, name)| name.is_branch_or_tag())
             .collect()
+    }
+
+    /// Returns the tips that these refs have and `next` does not, those of pull requests too: of a repository that is taken
+    /// out of service and may come back.
+    pub fn all_retired_by(&self, next: &Self) -> BTreeMap<Oid, RefName> {
+        let mut retired: BTreeMap<_, _> = self.removed_by(next).collect();
+        // A tip has the name of a branch or tag rather than that of a pull request.
+        retired.extend(self.retired_by(next));
+        retired
+    }
+
+    /// Returns the tips of refs that `next` does not have or has moved.
+    fn removed_by(&self, next: &Self) -> impl Iterator<Item = (Oid, RefName)> {
+        let is_kept = |(name, target): &(&RefName, &Target)| {
+            let kept = next.refs.get(*name);
+            kept.is_some_and(|kept| kept.oid == target.oid)
+        };
+        let removed = self.refs.iter().filter(move |it| !is_kept(it));
+        removed.map(|(name, target)| (target.oid, name.clone()))
     }
 
     /// Encodes the refs as the content of a `packed-refs` file.
@@ -333,6 +345,9 @@ mod tests {
             (oid(2), name("refs/heads/b")),
         ]);
         assert_eq!(refs.retired_by(&next), retired);
+        let mut all = retired;
+        all.insert(oid(4), name(&nostr));
+        assert_eq!(refs.all_retired_by(&next), all);
         assert!(next.retired_by(&next).is_empty());
     }
 

@@ -28,10 +28,10 @@ use crate::store::{Store, StoreError};
 pub const KEEP_HIDDEN: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
 /// The time after which the stored events are looked at once more: some were judged by the policy before.
-const SECOND_LOOK: Duration = Duration::from_secs(5);
+pub(super) const SECOND_LOOK: Duration = Duration::from_secs(5);
 
 /// The time after a failure.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+pub(super) const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Authors who list the owner of a repository, looked at for one repository.
 const MAX_LISTING: usize = 100;
@@ -54,8 +54,13 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
-    /// Enforces the policy and each change of it, for as long as it is polled.
+    /// Enforces the policy and each change of it, and follows what is announced, for as long as it is polled.
     pub async fn run(self) {
+        tokio::join!(self.enforce_changes(), self.follow_announcements());
+    }
+
+    /// Enforces the policy and each change of it.
+    async fn enforce_changes(&self) {
         let mut live = self.policy.live();
         let mut enforced = Enforced::default();
         loop {
@@ -217,13 +222,13 @@ impl Enforcer {
         let author = match cause {
             HiddenCause::Author(author) => author,
             HiddenCause::Repo(repo) => return Ok(BTreeSet::from([repo.clone()])),
-            HiddenCause::Event(_) => return Ok(BTreeSet::new()),
+            HiddenCause::Event(_) | HiddenCause::Unannounced(_) => return Ok(BTreeSet::new()),
         };
         let repos = self.store.repositories(Endpoint::Repository).await?;
         Ok(repos.into_iter().filter(|it| it.owner == *author).collect())
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> Timestamp {
         self.clock.now().unix
     }
 }
@@ -261,6 +266,7 @@ impl Enforced {
             HiddenCause::Author(key) => _ = self.authors.remove(key),
             HiddenCause::Event(id) => _ = self.events.remove(id),
             HiddenCause::Repo(_) => self.others = None,
+            HiddenCause::Unannounced(_) => {}
         }
     }
 }

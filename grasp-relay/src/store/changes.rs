@@ -72,9 +72,6 @@ pub(crate) trait GitRows: Rows + Sized {
     /// Gives a view a generation that none had before.
     fn next_generation(&self, key: &RepoKey) -> Result<i64, StoreError>;
 
-    /// Executes a statement, at once or before the transaction is committed.
-    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError>;
-
     /// Remembers an authorization; returns whether it had not been used before.
     fn use_auth(&self, auth: &UsedAuth) -> Result<bool, StoreError>;
 
@@ -96,7 +93,7 @@ pub(crate) trait Changes: GitRows {
             self.change_repo(change)?;
         }
         if !commit.withdraw.is_empty() {
-            self.remove(&commit.withdraw)?;
+            self.withdraw(&commit.withdraw)?;
         }
         let mut affected = self.progress().take_affected();
         let mut removed = BTreeSet::new();
@@ -475,8 +472,8 @@ pub(crate) fn refs_removal(
     let mut left = Refs::clone(&view.refs);
     left.refs.retain(|name, _| !is_gone(name));
     let mut tips = Vec::new();
-    if let Removal::Retired(since) | Removal::Hidden(since) = removal {
-        for (tip, name) in view.refs.retired_by(&left) {
+    if let Some(since) = removal.retires(event.kind) {
+        for (tip, name) in view.refs.all_retired_by(&left) {
             tips.push(RetiredRef { tip, name, since });
         }
     }

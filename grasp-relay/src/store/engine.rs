@@ -304,10 +304,11 @@ fn save_tasks(events: Vec<Arc<Event>>) -> Vec<(usize, Vec<Arc<Event>>)> {
 pub(crate) async fn finish(
     engine: &impl StoreEngine,
     request: Arc<Event>,
+    now: Timestamp,
     report: &mut SaveReport,
 ) -> Result<(), StoreError> {
     loop {
-        let step = continue_request(engine, Arc::clone(&request)).await?;
+        let step = continue_request(engine, Arc::clone(&request), now).await?;
         report.affected.extend(step.affected);
         report.removed.extend(step.removed);
         if step.is_done {
@@ -320,11 +321,12 @@ pub(crate) async fn finish(
 pub(crate) async fn continue_request(
     engine: &impl StoreEngine,
     request: Arc<Event>,
+    now: Timestamp,
 ) -> Result<Continued, StoreError> {
     let wanted = engine.want(|keys, wanted| wanted.request(keys, &request));
     engine
         .write(MAX_TASK_ROWS, wanted, move |tables| {
-            tables.continue_request(&request)
+            tables.continue_request(&request, now)
         })
         .await
 }
@@ -378,7 +380,7 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
                 report.affected.extend(saved.affected);
                 report.removed.extend(saved.removed);
                 for request in unfinished {
-                    finish(&*self.0, request, &mut report).await?;
+                    finish(&*self.0, request, now, &mut report).await?;
                 }
             }
         })

@@ -22,7 +22,7 @@ use super::keys::{Keys, newest};
 use super::policy::{HideStep, RestoreStep};
 use super::rules::{Removal, Rules as _, STEP_EVENTS};
 use super::{MAX_TASK_ROWS, SaveReport, StoreError, fits, repositories_of, write_cost};
-use crate::store::policy::PolicyRows as _;
+use crate::store::policy::{PolicyRows as _, of_repo};
 
 /// Erases the hidden events that a request of their author gates: by id, or as versions up to its time.
 pub(crate) const ERASE_HIDDEN_SQL: &str = "DELETE FROM hidden WHERE pubkey = ?1
@@ -63,12 +63,22 @@ pub(crate) trait Hiding: Changes {
         if !due.is_empty() {
             self.note_cause(cause)?;
         }
+        self.hide_served(&due, cause, term)
+    }
+
+    /// Hides served events for a cause, as many as one transaction may; reports whether none of a full step is left.
+    fn hide_served(
+        &self,
+        due: &[i64],
+        cause: &HiddenCause,
+        term: Term,
+    ) -> Result<HideStep, StoreError> {
         let removal = match cause {
-            HiddenCause::Event(_) => Removal::Retired(term.since),
             HiddenCause::Author(_) | HiddenCause::Repo(_) => Removal::Hidden(term.since),
+            HiddenCause::Event(_) | HiddenCause::Unannounced(_) => Removal::Retired(term.since),
         };
         let mut hidden = 0;
-        for seq in &due {
+        for seq in due {
             if self.progress().is_spent() {
                 break;
             }
@@ -92,6 +102,8 @@ pub(crate) trait Hiding: Changes {
                 return Ok(self.served(id)?.into_iter().map(|it| it.seq).collect());
             }
             HiddenCause::Repo(repo) => repo,
+            // Those that depend on it are found outside of a transaction.
+            HiddenCause::Unannounced(_) => return Ok(Vec::new()),
         };
         let mut due = Vec::new();
         for coordinate in coordinates_of(repo) {
@@ -106,6 +118,16 @@ pub(crate) trait Hiding: Changes {
         self.change(
             "INSERT INTO hidden_causes (cause) VALUES (?1) ON CONFLICT (cause) DO NOTHING",
             vec![text(&cause.to_string())],
+        )
+    }
+
+    /// Forgets a repository that was not announced, unless events are hidden because of that.
+    fn forget_unannounced(&self, repo: &RepoId) -> Result<(), StoreError> {
+        let cause = HiddenCause::Unannounced(repo.clone());
+        self.change(
+            "DELETE FROM unannounced WHERE identifier = ?1 AND owner = ?2
+                 AND NOT EXISTS (SELECT 1 FROM hidden WHERE cause = ?3)",
+            of_repo(repo, [text(&cause.to_string())]),
         )
     }
 
@@ -165,6 +187,9 @@ pub(crate) trait Hiding: Changes {
 
     /// Forgets a cause of which no event is hidden any more, and lets all processes know.
     fn forget_cause(&self, cause: &HiddenCause) -> Result<(), StoreError> {
+        if let HiddenCause::Unannounced(repo) = cause {
+            return self.forget_unannounced(repo);
+        }
         let forget = "DELETE FROM hidden_causes WHERE cause = ?1";
         self.change(forget, vec![text(&cause.to_string())])?;
         self.raise_policy_version()
@@ -172,7 +197,7 @@ pub(crate) trait Hiding: Changes {
 }
 
 /// Returns the coordinates of the events that a repository is: its announcement and its owner's state.
-fn coordinates_of(repo: &RepoId) -> [Coordinate; 2] {
+pub(crate) fn coordinates_of(repo: &RepoId) -> [Coordinate; 2] {
     [kinds::ANNOUNCEMENT, kinds::STATE]
         .map(|kind| Coordinate::new(kind, repo.owner).identifier(repo.identifier.as_str()))
 }
@@ -207,6 +232,7 @@ fn want_hidden(wanted: &mut Wanted, keys: &Keys, cause: &HiddenCause) {
                 wanted.coordinate(keys, &coordinate);
             }
         }
+        HiddenCause::Unannounced(_) => {}
     }
 }
 
@@ -256,7 +282,7 @@ pub(super) async fn restore_step<E: StoreEngine>(
     let (mut step, unfinished) = engine.write(rows.max(1), wanted, work).await?;
     let mut report = SaveReport::default();
     for request in unfinished {
-        finish(engine, request, &mut report).await?;
+        finish(engine, request, now, &mut report).await?;
     }
     step.affected.extend(report.affected);
     step.removed.extend(report.removed);

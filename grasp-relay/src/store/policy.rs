@@ -14,7 +14,7 @@ use nostr::event::{Event, EventId};
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 
-pub(crate) use self::rows::PolicyRows;
+pub(crate) use self::rows::{PolicyRows, of_repo};
 use super::StoreFuture;
 
 /// The number of newest rows of the log that are kept.
@@ -71,6 +71,22 @@ pub trait PolicyStore: Send + Sync + 'static {
 
     /// Returns the causes for which events may be hidden.
     fn hidden_causes(&self) -> StoreFuture<'_, BTreeSet<HiddenCause>>;
+
+    /// Returns the repositories that were announced and are not any more, with the ids of their last announcements.
+    fn unannounced(&self) -> StoreFuture<'_, BTreeMap<RepoId, EventId>>;
+
+    /// Takes events out of service because a repository is [not announced](Self::unannounced), for one step; none if it is
+    /// announced. They can be restored until a time.
+    fn hide_dependents(
+        &self,
+        repo: RepoId,
+        events: Vec<EventId>,
+        until: Timestamp,
+        now: Timestamp,
+    ) -> StoreFuture<'_, HideStep>;
+
+    /// Forgets a repository that is [not announced](Self::unannounced), unless events are hidden because of that.
+    fn forget_unannounced(&self, repo: RepoId) -> StoreFuture<'_, ()>;
 
     /// Returns which of these events are hidden.
     fn hidden(&self, ids: Vec<EventId>) -> StoreFuture<'_, BTreeSet<EventId>>;

@@ -453,7 +453,9 @@ impl PostgresEngine {
         match get::<Option<&str>>(&row, 1)? {
             Some(json) => {
                 let request = Arc::new(Event::from_json(json).map_err(failure)?);
-                continue_request(self, request).await?;
+                // When it was received is not known any more.
+                let at = request.created_at;
+                continue_request(self, request, at).await?;
             }
             None => {
                 let id = EventId::from_byte_array(bytes(&row, 0)?);

@@ -6,13 +6,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use grasp_core::admission::{Outcome, Presence, Rejection, is_expired};
+use grasp_core::admission::{Needs, Outcome, Presence, Rejection, is_expired};
 use grasp_core::deletion::{DeletionRequest, vanishes_from};
-use grasp_core::{RepoId, Version, deletion};
+use grasp_core::{RepoId, Version, deletion, kinds};
 use nostr::event::{Event, EventId, Kind};
 use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
+use rusqlite::types::Value;
 
 use super::keys::{Digest, Keys, Position, seconds};
 use super::{SaveReport, StoreError, StoreRules, keeps_versions, noted_before, repositories_of};
@@ -81,6 +82,20 @@ pub(crate) enum Removal {
     Retired(Timestamp),
     /// The same, but for the repositories of its author, which are withheld and stay as they are.
     Hidden(Timestamp),
+    /// Its author deleted it at this time. An announcement takes its repository out of service, whose tips are retired; the
+    /// objects of all else go with it.
+    Deleted(Timestamp),
+}
+
+impl Removal {
+    /// Returns the time at which the tips of refs are retired that an event of a kind signed for.
+    pub(crate) fn retires(self, kind: Kind) -> Option<Timestamp> {
+        match self {
+            Self::Gone => None,
+            Self::Retired(since) | Self::Hidden(since) => Some(since),
+            Self::Deleted(since) => (kind == kinds::ANNOUNCEMENT).then_some(since),
+        }
+    }
 }
 
 /// What a transaction has done so far, and may still do.
@@ -158,6 +173,8 @@ pub(crate) trait Rows {
     fn insert(&self, event: &Event, coordinate: Option<&Digest>) -> Result<(), StoreError>;
     /// Deletes a served event with all rows that refer to it, and counts what that costs.
     fn erase(&self, seq: i64) -> Result<Option<Event>, StoreError>;
+    /// Executes a statement that every database understands, at once or before the transaction is committed.
+    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError>;
     /// Removes the refs that an event signed for, which is being removed.
     fn remove_refs_of(&self, event: &Event, removal: Removal) -> Result<(), StoreError>;
     /// Erases the hidden events that a request of their author deletes, up to a time where versions are named.
@@ -302,6 +319,24 @@ pub(crate) trait Rules: Rows + Sized {
         Ok(removed)
     }
 
+    /// Removes events that are held from now on. States are kept as versions, too: if their repository is announced again,
+    /// they are served again, however late.
+    fn withdraw(&self, ids: &[EventId]) -> Result<(), StoreError> {
+        for id in ids {
+            let Some(served) = self.served(id)? else {
+                continue;
+            };
+            let Some(event) = self.erase(served.seq)? else {
+                continue;
+            };
+            let coordinate = deletion::coordinate(&event).filter(|at| at.kind == kinds::STATE);
+            if let Some(coordinate) = coordinate {
+                self.insert_copy(&event, &self.keys().coordinate(&coordinate))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Runs one step of reclaiming space: expired events, then deletion requests past their term.
     fn sweep(&self, now: Timestamp) -> Result<Swept, StoreError> {
         self.erase_ended_hidden(seconds(now.as_secs()))?;
@@ -420,6 +455,7 @@ pub(crate) trait Rules: Rows + Sized {
             return Ok(None);
         };
         self.remove_refs_of(&event, removal)?;
+        self.note_unannounced(&event)?;
         let progress = self.progress();
         progress
             .affected
@@ -427,6 +463,25 @@ pub(crate) trait Rules: Rows + Sized {
             .extend(repositories_of(&event));
         progress.removed.borrow_mut().insert(event.id);
         Ok(Some(event))
+    }
+
+    /// Takes note of an announcement that is not served any more, since other events may be here because of it.
+    fn note_unannounced(&self, event: &Event) -> Result<(), StoreError> {
+        if event.kind != kinds::ANNOUNCEMENT {
+            return Ok(());
+        }
+        let Some(repo) = Needs::of(event).repo else {
+            return Ok(());
+        };
+        self.change(
+            "INSERT INTO unannounced (identifier, owner, event) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (identifier, owner) DO UPDATE SET event = excluded.event",
+            vec![
+                Value::Text(repo.identifier.to_string()),
+                Value::Blob(repo.owner.to_bytes().to_vec()),
+                Value::Blob(event.id.to_bytes().to_vec()),
+            ],
+        )
     }
 
     fn remove_expired(&self, now: Timestamp) -> Result<Swept, StoreError> {
@@ -496,7 +551,7 @@ pub(crate) trait Deletions: Rows + Sized {
             Kind::RequestToVanish => self.gate_author(event)?,
             _ => return Ok(()),
         }
-        if !self.apply_request(event)? {
+        if !self.apply_request(event, now)? {
             self.put_unfinished(&event.id)?;
             self.progress()
                 .unfinished
@@ -507,8 +562,8 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Continues a request in a transaction of its own.
-    fn continue_request(&self, request: &Event) -> Result<Continued, StoreError> {
-        let is_done = self.apply_request(request)?;
+    fn continue_request(&self, request: &Event, now: Timestamp) -> Result<Continued, StoreError> {
+        let is_done = self.apply_request(request, now)?;
         if is_done {
             self.delete_unfinished(&request.id)?;
         }
@@ -521,9 +576,9 @@ pub(crate) trait Deletions: Rows + Sized {
     }
 
     /// Erases targets of a request within the limit of one transaction; returns whether none is left.
-    fn apply_request(&self, request: &Event) -> Result<bool, StoreError> {
+    fn apply_request(&self, request: &Event, now: Timestamp) -> Result<bool, StoreError> {
         match request.kind {
-            Kind::EventDeletion => self.delete_targets(request),
+            Kind::EventDeletion => self.delete_targets(request, now),
             _ => self.vanish(request),
         }
     }
@@ -598,42 +653,41 @@ pub(crate) trait Deletions: Rows + Sized {
         self.erase_hidden(&event.pubkey, number, newest(event.created_at))
     }
 
-    /// Erases targets of a deletion request; returns whether none is left.
-    fn delete_targets(&self, event: &Event) -> Result<bool, StoreError> {
+    /// Erases targets of a deletion request; returns whether none is left. Coordinates come first, those of announcements
+    /// before those of states: a repository that goes as a whole is retained as a whole.
+    fn delete_targets(&self, event: &Event, now: Timestamp) -> Result<bool, StoreError> {
         let request = DeletionRequest::parse(event).unwrap_or_default();
-        for id in &request.ids {
-            if self.progress().is_spent() {
-                return Ok(false);
-            }
-            self.delete_id(id, event)?;
-        }
         for coordinate in &request.coordinates {
             if self.progress().is_spent() {
                 return Ok(false);
             }
-            self.delete_versions(&self.keys().coordinate(coordinate), event)?;
+            self.delete_versions(coordinate, event, now)?;
+        }
+        for id in &request.ids {
+            if self.progress().is_spent() {
+                return Ok(false);
+            }
+            if let Some(seq) = self.deletable(id, &event.pubkey)? {
+                self.remove_served(seq, Removal::Deleted(now))?;
+            }
+            self.delete_copy(id, Some(&event.pubkey))?;
         }
         Ok(true)
     }
 
-    fn delete_id(&self, id: &EventId, request: &Event) -> Result<(), StoreError> {
-        if let Some(seq) = self.deletable(id, &request.pubkey)? {
-            self.remove_served(seq, Removal::Gone)?;
-        }
-        self.delete_copy(id, Some(&request.pubkey))?;
-        Ok(())
-    }
-
     /// Removes every version of a coordinate that is not newer than the request.
-    fn delete_versions(&self, coordinate: &Digest, request: &Event) -> Result<(), StoreError> {
+    fn delete_versions(
+        &self,
+        coordinate: &Coordinate,
+        request: &Event,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let key = self.keys().coordinate(coordinate);
         let until = newest(request.created_at);
-        if let Some(head) = self
-            .head(coordinate)?
-            .filter(|head| head.at.newest() >= until)
-        {
-            self.remove_served(head.seq, Removal::Gone)?;
+        if let Some(head) = self.head(&key)?.filter(|head| head.at.newest() >= until) {
+            self.remove_served(head.seq, Removal::Deleted(now))?;
         }
-        self.delete_copies(coordinate, until)
+        self.delete_copies(&key, until)
     }
 
     /// Records that an author vanished up to the request, if the request includes this service.

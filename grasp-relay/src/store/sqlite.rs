@@ -498,7 +498,8 @@ fn finish_requests(
         let Some(request) = tables.next_unfinished()? else {
             break;
         };
-        tables.continue_request(&request)?;
+        // When it was received is not known any more.
+        tables.continue_request(&request, request.created_at)?;
         tables.flush()?;
         drop(tables);
         tx.commit().map_err(failure)?;

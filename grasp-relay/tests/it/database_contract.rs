@@ -130,6 +130,10 @@ contract! {
     what_its_author_deletes_while_it_is_hidden_is_gone
     what_vanishes_while_it_is_hidden_is_gone
     hidden_events_are_dropped_after_their_time
+    a_removed_announcement_is_noted_until_nothing_is_hidden_for_it
+    what_depends_on_an_announced_repository_is_not_hidden
+    a_deleted_announcement_retires_its_tips_and_a_deleted_state_does_not
+    a_withdrawn_state_is_kept_as_a_version
     an_event_that_came_again_or_ended_is_restored_once_or_not
     hiding_leaves_the_refs_of_its_author_and_takes_those_elsewhere
 }

@@ -16,7 +16,7 @@ use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
 
 use crate::store_contract::{US, block_on, rules};
-use crate::store_events::{ALICE, Author, BOB, find, stored, time};
+use crate::store_events::{ALICE, Author, BOB, NOW, find, stored, time};
 
 /// A store with a policy that is enforced.
 struct World {
@@ -226,5 +226,156 @@ fn what_is_banned_again_is_hidden_again() {
             world.decide(vec![PolicyAction::Remove(ban)]).await;
             world.enforce().await;
         }
+    });
+}
+
+/// Deletes the announcement of a repository, as its owner does.
+fn deletion(author: Author) -> Arc<Event> {
+    author.writes(5).tag("a", repo(author)).done()
+}
+
+/// Looks at what is announced, as a process does after its start.
+async fn look(world: &World) {
+    let seen = &mut grasp_relay::policy::Seen::default();
+    world.enforcer.look_at_unannounced(seen).await.unwrap();
+}
+
+/// A repository of Alice with a thread, and what belongs to Bob's as well.
+struct Threads {
+    dependent: Vec<Arc<Event>>,
+    independent: Vec<Arc<Event>>,
+}
+
+impl Threads {
+    async fn store(world: &World) -> Self {
+        let carol = Author(3);
+        let issue = carol.writes(1_621).tag("a", repo(ALICE)).done();
+        let comment = BOB
+            .writes(1_111)
+            .tag("E", issue.id)
+            .tag("e", issue.id)
+            .done();
+        let quoted = carol.writes(1).id(7).done();
+        let dependent = vec![
+            carol.writes(1).tag("q", announcement(ALICE).id).done(),
+            BOB.writes(7).tag("e", comment.id).done(),
+            BOB.writes(1_630).tag("e", issue.id).done(),
+            BOB.writes(1)
+                .tag("e", comment.id)
+                .tag("q", quoted.id)
+                .done(),
+            quoted,
+            issue,
+            comment,
+        ];
+        let shared = carol.writes(1_621).tag("a", repo(ALICE));
+        let shared = shared.tag("a", repo(BOB)).done();
+        let linked = carol.writes(1_621).tag("a", repo(ALICE)).id(20).done();
+        let independent = vec![
+            announcement(BOB),
+            BOB.writes(1_111).tag("E", shared.id).done(),
+            shared,
+            // A comment on an issue of Bob's repository names it, too.
+            BOB.writes(1_111)
+                .tag("A", repo(BOB))
+                .tag("q", linked.id)
+                .done(),
+            linked,
+            carol.writes(0).done(),
+        ];
+        stored(&*world.store, &announcement(ALICE)).await;
+        for event in dependent.iter().chain(&independent) {
+            stored(&*world.store, event).await;
+        }
+        Self {
+            dependent,
+            independent,
+        }
+    }
+
+    async fn assert_served(&self, world: &World, are_dependent_served: bool) {
+        let served = world.served().await;
+        for event in &self.dependent {
+            assert_eq!(
+                served.contains(&event.id),
+                are_dependent_served,
+                "{event:?}"
+            );
+        }
+        for event in &self.independent {
+            assert!(served.contains(&event.id), "{event:?}");
+        }
+    }
+}
+
+#[test]
+fn what_depends_on_a_deleted_repository_alone_goes_and_comes_back() {
+    block_on(async {
+        let world = World::new(settings()).await;
+        let threads = Threads::store(&world).await;
+        look(&world).await;
+        threads.assert_served(&world, true).await;
+        stored(&*world.store, &deletion(ALICE)).await;
+        look(&world).await;
+        threads.assert_served(&world, false).await;
+        look(&world).await;
+        threads.assert_served(&world, false).await;
+        let again = ALICE.writes(30_617).tag("d", "x").at(NOW).done();
+        stored(&*world.store, &again).await;
+        look(&world).await;
+        threads.assert_served(&world, true).await;
+        assert!(world.store.unannounced().await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn what_depends_on_a_banned_or_held_repository_is_hidden_as_long_as_that_is() {
+    let hold = PolicyAction::Hold {
+        repo: repo(ALICE),
+        reason: String::new(),
+        until: time(2_000_000_000),
+    };
+    let subject = PolicySubject::BannedAuthor(ALICE.key());
+    let ban = PolicyAction::Add {
+        subject: subject.clone(),
+        reason: String::new(),
+    };
+    let ways = [
+        (hold, PolicyAction::Restore(repo(ALICE))),
+        (ban, PolicyAction::Remove(subject)),
+    ];
+    for (begin, end) in ways {
+        block_on(async {
+            let world = World::new(settings()).await;
+            let threads = Threads::store(&world).await;
+            world.decide(vec![begin]).await;
+            world.enforce().await;
+            look(&world).await;
+            threads.assert_served(&world, false).await;
+            world.decide(vec![end]).await;
+            world.enforce().await;
+            look(&world).await;
+            threads.assert_served(&world, true).await;
+        });
+    }
+}
+
+#[test]
+fn many_dependents_are_hidden_by_the_next_process_if_one_ends_in_the_middle() {
+    block_on(async {
+        let world = World::new(settings()).await;
+        stored(&*world.store, &announcement(ALICE)).await;
+        let issues = (0..1_200).map(|n| BOB.writes(1_621).tag("a", repo(ALICE)).id(10_000 + n));
+        let issues: Vec<_> = issues.map(|draft| draft.done()).collect();
+        let now = time(NOW);
+        world.store.save(issues.clone(), now).await.unwrap();
+        stored(&*world.store, &deletion(ALICE)).await;
+        let some = issues.iter().take(400).map(|event| event.id).collect();
+        let step = world
+            .store
+            .hide_dependents(repo(ALICE), some, now + 1_000_u64, now);
+        assert!(step.await.unwrap().is_done);
+        look(&world).await;
+        assert_eq!(world.served().await, [deletion(ALICE).id]);
     });
 }

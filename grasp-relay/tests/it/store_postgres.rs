@@ -292,7 +292,7 @@ fn a_database_of_a_newer_release_or_of_another_application_is_refused() {
 /// Undoes all steps after the first.
 const TO_FIRST_VERSION: &str =
     "DROP TABLE tls; DROP TABLE quotas; DROP INDEX packs_by_owner; DROP TABLE maintained;
-    DROP TABLE policy, policy_version, held_repos, hidden, hidden_causes, audit, roles, role_members, auth_seen, overrides;
+    DROP TABLE policy, policy_version, held_repos, hidden, hidden_causes, unannounced, audit, roles, role_members, auth_seen, overrides;
     UPDATE grasp_schema SET version = 1";
 
 /// Views of two maintainers, of an address, and of a contributor.

@@ -19,6 +19,7 @@ mod hosting;
 mod hunting;
 mod identity;
 mod libgit2;
+mod lifecycle;
 mod maintainers;
 mod management;
 mod moderation;

@@ -115,7 +115,7 @@ impl NextView {
             maintained: MaintainerChanges::between(view, &self.maintainers, self.shows),
             maintainers: self.maintainers,
             shows: self.shows,
-            retired: retired(&before, &after, now),
+            retired: retired_refs(before.retired_by(&after), now),
             proposals: ProposalChanges::between(&before, &after),
             to: Some(Arc::new(after)),
         });
@@ -128,7 +128,7 @@ impl NextView {
         if !view.refs.refs.is_empty() {
             change.garbage = Some(Garbage::Removed);
         }
-        let retired = now.map(|now| retired(&view.refs, &nothing, now));
+        let retired = now.map(|now| retired_refs(view.refs.all_retired_by(&nothing), now));
         change.view = Some(ViewChange {
             from: Some(view.generation),
             to: None,
@@ -168,9 +168,9 @@ impl NextView {
     }
 }
 
-fn retired(before: &Refs, after: &Refs, since: Timestamp) -> Vec<RetiredRef> {
-    let tips = before.retired_by(after).into_iter();
-    tips.map(|(tip, name)| RetiredRef { tip, name, since })
+fn retired_refs(tips: BTreeMap<Oid, RefName>, since: Timestamp) -> Vec<RetiredRef> {
+    tips.into_iter()
+        .map(|(tip, name)| RetiredRef { tip, name, since })
         .collect()
 }
 

@@ -16,6 +16,7 @@ use super::{
     PolicyChange, PolicyChanged, PolicyEntry, PolicyStore, RestoreStep, Role, RoleMember, UsedAuth,
 };
 use crate::store::changes::{Changes, GitRows, blob, integer, text, time};
+use crate::store::dependents;
 use crate::store::engine::{Columns, EngineStore, Query, StoreEngine};
 use crate::store::hiding::{self, Term};
 use crate::store::keys::seconds;
@@ -190,7 +191,7 @@ fn entry<const N: usize>(subject: &PolicySubject, more: [Value; N]) -> Vec<Value
 }
 
 /// Returns the parameters `identifier, owner` and those that follow.
-fn of_repo<const N: usize>(repo: &RepoId, more: [Value; N]) -> Vec<Value> {
+pub(crate) fn of_repo<const N: usize>(repo: &RepoId, more: [Value; N]) -> Vec<Value> {
     let mut values = vec![text(repo.identifier.as_str()), blob(repo.owner.as_bytes())];
     values.extend(more);
     values
@@ -341,6 +342,25 @@ impl<E: StoreEngine> PolicyStore for EngineStore<E> {
 
     fn hidden_causes(&self) -> StoreFuture<'_, BTreeSet<HiddenCause>> {
         Box::pin(hiding::causes(&*self.0))
+    }
+
+    fn unannounced(&self) -> StoreFuture<'_, BTreeMap<RepoId, EventId>> {
+        Box::pin(dependents::unannounced(&*self.0))
+    }
+
+    fn hide_dependents(
+        &self,
+        repo: RepoId,
+        events: Vec<EventId>,
+        until: Timestamp,
+        now: Timestamp,
+    ) -> StoreFuture<'_, HideStep> {
+        let term = Term { since: now, until };
+        Box::pin(dependents::hide_step(&*self.0, repo, events, term))
+    }
+
+    fn forget_unannounced(&self, repo: RepoId) -> StoreFuture<'_, ()> {
+        Box::pin(dependents::forget(&*self.0, repo))
     }
 
     fn hidden(&self, ids: Vec<EventId>) -> StoreFuture<'_, BTreeSet<EventId>> {

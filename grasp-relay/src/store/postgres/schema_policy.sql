@@ -39,6 +39,13 @@ CREATE INDEX hidden_by_end ON hidden (until);
 
 CREATE TABLE hidden_causes (cause TEXT PRIMARY KEY);
 
+CREATE TABLE unannounced (
+    identifier TEXT NOT NULL,
+    owner      BYTEA NOT NULL,
+    event      BYTEA NOT NULL,
+    PRIMARY KEY (identifier, owner)
+);
+
 CREATE TABLE audit (
     seq    BIGINT PRIMARY KEY,
     at     BIGINT  NOT NULL,

@@ -332,6 +332,16 @@ impl Rows for PostgresTables<'_> {
         Ok(Some(event))
     }
 
+    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
+        let values = values
+            .into_iter()
+            .map(|value| Box::new(Param(value)) as _)
+            .collect();
+        let statement = Statement { sql, values };
+        self.rows.borrow_mut().changed.statements.push(statement);
+        Ok(())
+    }
+
     fn remove_refs_of(&self, event: &Event, removal: Removal) -> Result<(), StoreError> {
         if crate::store::REPOSITORY_KINDS.contains(&event.kind) {
             self.rows
@@ -565,16 +575,6 @@ impl GitRows for PostgresTables<'_> {
         rows.changed.has_generation = true;
         rows.views.insert(key.clone(), rows.last_generation);
         Ok(rows.last_generation)
-    }
-
-    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
-        let values = values
-            .into_iter()
-            .map(|value| Box::new(Param(value)) as _)
-            .collect();
-        let statement = Statement { sql, values };
-        self.rows.borrow_mut().changed.statements.push(statement);
-        Ok(())
     }
 
     fn use_auth(&self, auth: &UsedAuth) -> Result<bool, StoreError> {

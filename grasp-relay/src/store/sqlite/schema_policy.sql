@@ -44,6 +44,15 @@ CREATE INDEX hidden_by_end ON hidden (until);
 -- The causes for which events may be hidden.
 CREATE TABLE hidden_causes (cause TEXT PRIMARY KEY NOT NULL) STRICT, WITHOUT ROWID;
 
+-- Repositories of which an announcement was served and is not any more, with its id: events that only they are a reason to
+-- serve are hidden until they are announced again.
+CREATE TABLE unannounced (
+    identifier TEXT NOT NULL,
+    owner      BLOB NOT NULL,
+    event      BLOB NOT NULL,
+    PRIMARY KEY (identifier, owner)
+) STRICT, WITHOUT ROWID;
+
 -- The log of what operators did and tried. An empty error is none.
 CREATE TABLE audit (
     seq    INTEGER PRIMARY KEY,

@@ -322,6 +322,11 @@ impl Rows for SqliteTables<'_> {
         Ok(Some(event))
     }
 
+    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
+        self.execute(sql, params_from_iter(values))?;
+        Ok(())
+    }
+
     fn remove_refs_of(&self, event: &Event, removal: Removal) -> Result<(), StoreError> {
         let Some(query) = views_signed_by(event) else {
             return Ok(());
@@ -563,11 +568,6 @@ impl GitRows for SqliteTables<'_> {
 
     fn next_generation(&self, _: &RepoKey) -> Result<i64, StoreError> {
         self.only("UPDATE generations SET last = last + 1 RETURNING last", [])
-    }
-
-    fn change(&self, sql: &'static str, values: Vec<Value>) -> Result<(), StoreError> {
-        self.execute(sql, params_from_iter(values))?;
-        Ok(())
     }
 
     fn use_auth(&self, auth: &UsedAuth) -> Result<bool, StoreError> {

@@ -255,3 +255,136 @@ pub(super) async fn hiding_leaves_the_refs_of_its_author_and_takes_those_elsewhe
     let retired = store.retired(REPOS, others).await.unwrap();
     assert_eq!(retired.len(), 1, "its objects are kept");
 }
+
+/// Hides events because the repository of an announcement is not announced.
+async fn hide_dependents(store: &dyn Store, repo: &RepoId, events: &[&Event]) -> HideStep {
+    let ids = events.iter().map(|event| event.id).collect();
+    let step = store.hide_dependents(repo.clone(), ids, time(UNTIL), time(WRITTEN));
+    step.await.unwrap()
+}
+
+pub(super) async fn a_removed_announcement_is_noted_until_nothing_is_hidden_for_it(
+    store: &dyn Store,
+) {
+    let repo = RepoId::new(ALICE.key(), name("x"));
+    let announcement = ALICE.writes(30_617).tag("d", "x").at(WRITTEN - 10).done();
+    let issue = BOB.writes(1_621).tag("a", &repo).done();
+    let note = BOB.writes(1).done();
+    for event in [&announcement, &issue, &note] {
+        stored(store, event).await;
+    }
+    let before = find(
+        store,
+        Filter::new().kinds([Kind::from(1_621), Kind::from(1)]),
+    )
+    .await;
+    assert!(store.unannounced().await.unwrap().is_empty());
+    let deletion = ALICE.writes(5).tag("a", &repo).at(WRITTEN - 5).done();
+    stored(store, &deletion).await;
+    let noted = BTreeMap::from([(repo.clone(), announcement.id)]);
+    assert_eq!(store.unannounced().await.unwrap(), noted);
+
+    let step = hide_dependents(store, &repo, &[&issue, &note]).await;
+    assert!(step.is_done);
+    assert_eq!(step.removed, BTreeSet::from([issue.id, note.id]));
+    for event in [&issue, &note] {
+        assert!(!serves(store, event).await && is_hidden(store, event).await);
+    }
+    assert!(
+        store.hidden_causes().await.unwrap().is_empty(),
+        "no operator decided it"
+    );
+    store.forget_unannounced(repo.clone()).await.unwrap();
+    assert_eq!(
+        store.unannounced().await.unwrap(),
+        noted,
+        "events are hidden for it"
+    );
+
+    // Its author may delete what is hidden.
+    let deletion = BOB.writes(5).tag("e", note.id).done();
+    stored(store, &deletion).await;
+    let again = ALICE.writes(30_617).tag("d", "x").done();
+    stored(store, &again).await;
+    restore(store, &HiddenCause::Unannounced(repo), &policy()).await;
+    let after = find(
+        store,
+        Filter::new().kinds([Kind::from(1_621), Kind::from(1)]),
+    )
+    .await;
+    let expected: Vec<_> = before.into_iter().filter(|id| *id != note.id).collect();
+    assert_eq!(after, expected);
+    assert!(store.unannounced().await.unwrap().is_empty());
+}
+
+pub(super) async fn what_depends_on_an_announced_repository_is_not_hidden(store: &dyn Store) {
+    let repo = RepoId::new(ALICE.key(), name("x"));
+    let announcement = ALICE.writes(30_617).tag("d", "x").done();
+    let issue = BOB.writes(1_621).tag("a", &repo).done();
+    for event in [&announcement, &issue] {
+        stored(store, event).await;
+    }
+    let step = hide_dependents(store, &repo, &[&issue]).await;
+    assert!(step.is_done && step.removed.is_empty());
+    assert!(serves(store, &issue).await);
+    // A newer version is no removal, and neither is one that an older server forgot to forget.
+    stored(
+        store,
+        &ALICE.writes(30_617).tag("d", "x").at(WRITTEN).done(),
+    )
+    .await;
+    assert!(store.unannounced().await.unwrap().is_empty());
+}
+
+pub(super) async fn a_deleted_announcement_retires_its_tips_and_a_deleted_state_does_not(
+    store: &dyn Store,
+) {
+    for (kind, is_retired) in [(30_617, true), (30_618, false)] {
+        let author = crate::store_events::Author(u8::try_from(kind - 30_600).unwrap());
+        let repo = RepoId::new(author.key(), name("x"));
+        let at = WRITTEN - 10;
+        let events = [30_617, 30_618].map(|kind| author.writes(kind).tag("d", "x").at(at).done());
+        for event in &events {
+            stored(store, event).await;
+        }
+        let proposed = format!("refs/nostr/{}", "a".repeat(64));
+        let tips = refs(&[("refs/heads/main", 1), (&proposed, 2)]);
+        let mut change = RepoChange::new(REPOS, repo.clone());
+        let mut shown = view(None, Some(tips));
+        shown.state = Some(events[1].id);
+        change.view = Some(shown);
+        done(store, commit(change)).await;
+        let target = events
+            .iter()
+            .find(|event| event.kind == Kind::from(kind))
+            .unwrap();
+        stored(store, &author.writes(5).tag("e", target.id).done()).await;
+        let retired = store.retired(REPOS, repo).await.unwrap();
+        let retired: BTreeSet<Oid> = retired.into_iter().map(|retired| retired.tip).collect();
+        let expected = match is_retired {
+            true => BTreeSet::from([oid(1), oid(2)]),
+            false => BTreeSet::new(),
+        };
+        assert_eq!(retired, expected, "{kind}");
+    }
+}
+
+pub(super) async fn a_withdrawn_state_is_kept_as_a_version(store: &dyn Store) {
+    let announcement = ALICE.writes(30_617).tag("d", "x").done();
+    let state = ALICE.writes(30_618).tag("d", "x").done();
+    for event in [&announcement, &state] {
+        stored(store, event).await;
+    }
+    let withdraw = Commit {
+        withdraw: vec![announcement.id, state.id],
+        now: time(WRITTEN),
+        ..Commit::default()
+    };
+    done(store, withdraw).await;
+    assert!(!serves(store, &state).await && !serves(store, &announcement).await);
+    let kept = |kind| Coordinate::new(Kind::from(kind), ALICE.key()).identifier("x");
+    let versions = store.superseded(kept(30_618)).await.unwrap();
+    assert_eq!(versions, [Event::clone(&state)]);
+    assert!(store.superseded(kept(30_617)).await.unwrap().is_empty());
+    assert!(store.unannounced().await.unwrap().is_empty(), "it is held");
+}
