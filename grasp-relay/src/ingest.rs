@@ -21,8 +21,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 pub use grasp_core::admission::{Answer, Origin, Outcome};
 use grasp_core::admission::{
-    Facts, FanOut, Hold, KnownAnnouncement, MaintainedRepo, Needs, Presence, Rejection, Verdict,
-    judge,
+    Facts, FanOut, Hold, KnownAnnouncement, MaintainedRepo, Needs, Policy, Presence, Rejection,
+    Verdict, judge,
 };
 use grasp_core::deletion::coordinate;
 use grasp_core::nip34::{Announcement, References};
@@ -282,6 +282,7 @@ impl Pipeline {
         let SaveReport {
             affected, removed, ..
         } = self.save(round, now).await?;
+        self.refuse_banned_since(round, &policy).await?;
         self.take_out_of_service(round, now).await?;
         self.publish(round).await;
         self.hub.publish_removed(removed).await;
@@ -334,6 +335,30 @@ impl Pipeline {
             self.store.remove(obeyed).await?;
         }
         Ok(report)
+    }
+
+    /// Removes what was stored by a policy that bans it by now: a commit may take longer than the enforcer of the policy waits
+    /// before it looks at the stored events once more.
+    async fn refuse_banned_since(
+        &self,
+        round: &mut [Pending],
+        judged_by: &Arc<Policy>,
+    ) -> Result<(), StoreError> {
+        let policy = self.policy.now();
+        if Arc::ptr_eq(&policy, judged_by) {
+            return Ok(());
+        }
+        let mut banned = Vec::new();
+        for pending in round {
+            if pending.is_stored() && policy.hides(&pending.event).is_some() {
+                pending.verdict = Rejection::Banned.into();
+                banned.push(pending.event.id);
+            }
+        }
+        if !banned.is_empty() {
+            self.store.remove(banned).await?;
+        }
+        Ok(())
     }
 
     /// Takes repositories out of service whose owner no longer lists this server. An older announcement that is sent

@@ -57,7 +57,7 @@ impl Fault {
         self.queries.load(Ordering::SeqCst)
     }
 
-    /// Holds back all commits, until [`Self::let_commits_go`].
+    /// Holds back all commits and saves of events, until [`Self::let_commits_go`].
     pub fn hold_commits(&self) {
         self.holds.send_replace(true);
     }
@@ -171,7 +171,10 @@ impl Database for FaultyStore {
 
 impl EventStore for FaultyStore {
     fn save_events(&self, events: Vec<Arc<Event>>, now: Timestamp) -> StoreFuture<'_, SaveReport> {
-        self.store.save_events(events, now)
+        Box::pin(async move {
+            self.fault.pass().await;
+            self.store.save_events(events, now).await
+        })
     }
 
     fn refusals(

@@ -4,9 +4,14 @@ use grasp_core::RepoId;
 use grasp_core::admission::{Outcome, Rejection};
 use grasp_core::policy::PolicySubject;
 use grasp_relay::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged};
-use grasp_tests::{Author, Instance, Workdir, eventually_async};
+use grasp_tests::wire::pkt;
+use grasp_tests::{
+    Author, Fault, Instance, Settings, Workdir, eventually_async, request_head,
+};
 use nostr::event::Event;
 use nostr::types::Timestamp;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const MAIN: &str = "refs/heads/main";
 
@@ -95,19 +100,21 @@ async fn a_ban_takes_repository_and_events_out_of_service_and_its_end_brings_the
     assert!(is_banned(&outcomes[0]), "{outcomes:?}");
     work.git(&["push", &url, "main"]).await.expect_refused();
     until_served(&instance, &issue, false).await;
-    assert!(instance.serves(&request).await, "it is of another author");
+    // It is of another author, and belongs to nothing else.
+    until_served(&instance, &request, false).await;
     instance.settle("x").await;
     assert_eq!(instance.refs(&bob.repo("x")).await, others);
 
     decide(&instance, PolicyAction::Remove(ban)).await;
     until_served(&instance, &issue, true).await;
+    until_served(&instance, &request, true).await;
     eventually_async(|| async {
         let path = format!("{}/info/refs?service=git-upload-pack", instance.path(&repo));
         (instance.get(&path, &[]).await.status == 200).then_some(())
     })
     .await;
-    instance.settle("x").await;
-    assert_eq!(instance.refs(&repo).await, before);
+    // The ref of the pull request follows its event.
+    eventually_async(|| async { (instance.refs(&repo).await == before).then_some(()) }).await;
     instance.ingest(vec![state.clone()]).await;
     work.git(&["push", &url, "main"]).await.expect_ok();
     assert!(instance.serves(&state).await);
@@ -263,4 +270,104 @@ async fn the_git_data_of_a_banned_author_who_vanishes_is_removed_at_once() {
     let vanish = alice.later(1).sign(62, "", &[&["relay", "ALL_RELAYS"]]);
     assert_eq!(instance.ingest(vec![vanish]).await, [Outcome::Stored]);
     until_gone(&instance, &alice.repo("x")).await;
+}
+
+/// A server whose commits can be held back.
+async fn with_fault() -> (Instance, Fault) {
+    let fault = Fault::default();
+    let settings = Settings {
+        store: Some(fault.store_wrapper()),
+        ..Settings::one_process()
+    };
+    (Instance::with_settings(settings).await, fault)
+}
+
+#[tokio::test]
+async fn what_is_judged_before_a_ban_and_stored_after_it_is_refused() {
+    let (instance, fault) = with_fault().await;
+    let (alice, bob) = (Author::new(), Author::new());
+    instance.host(&alice, "x").await;
+    let issue = bob.issue(&alice.repo("x"), "an issue");
+    let ban = PolicySubject::BannedAuthor(bob.key());
+    fault.hold_commits();
+    let banned_meanwhile = async {
+        fault.until_commit_is_held().await;
+        decide(&instance, add(ban.clone())).await;
+        fault.let_commits_go();
+    };
+    let (outcomes, ()) = tokio::join!(instance.ingest(vec![issue.clone()]), banned_meanwhile);
+    assert!(is_banned(&outcomes[0]), "{outcomes:?}");
+    assert!(!instance.serves(&issue).await);
+    decide(&instance, PolicyAction::Remove(ban)).await;
+    instance.ingest(vec![issue.clone()]).await;
+    assert!(instance.serves(&issue).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ban_during_a_push_that_has_the_lock_leaves_a_whole_repository() {
+    let (instance, fault) = with_fault().await;
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let (repo, url) = (alice.repo("x"), instance.clone_url(&alice.repo("x")));
+    let before = instance.refs(&repo).await;
+    let commit = work.commit("next").await;
+    let state = alice.later(1).state("x", &[(MAIN, &commit)]);
+    instance.ingest(vec![state]).await;
+    let ban = PolicySubject::BannedAuthor(alice.key());
+    fault.hold_commits();
+    let banned_meanwhile = async {
+        fault.until_commit_is_held().await;
+        decide(&instance, add(ban.clone())).await;
+        fault.let_commits_go();
+    };
+    let push = ["push", "-q", &url, "main"];
+    let (pushed, ()) = tokio::join!(work.git(&push), banned_meanwhile);
+    assert!(refused_clone(&instance, &repo).await.contains("not found"));
+    decide(&instance, PolicyAction::Remove(ban)).await;
+    let path = format!("{}/info/refs?service=git-upload-pack", instance.path(&repo));
+    eventually_async(|| async { (instance.get(&path, &[]).await.status == 200).then_some(()) })
+        .await;
+    instance.settle("x").await;
+    let after = instance.refs(&repo).await;
+    let is_moved = after.contains(&format!("{commit}\t{MAIN}"));
+    assert!(
+        is_moved || (!pushed.ok && after == before),
+        "{pushed:?} {after}"
+    );
+    let clone = Workdir::empty();
+    clone.git(&["clone", "-q", &url, "."]).await.expect_ok();
+    clone.git(&["fsck", "--strict"]).await.expect_ok();
+    work.git(&push).await.expect_ok();
+}
+
+#[tokio::test]
+async fn a_ban_ends_a_clone_that_is_running() {
+    let instance = Instance::single_process().await;
+    let alice = Author::new();
+    let work = instance.host(&alice, "x").await;
+    let next = work.commit_incompressible(16 << 20).await;
+    let state = alice.later(1).state("x", &[(MAIN, &next)]);
+    instance.ingest(vec![state]).await;
+    let (repo, url) = (alice.repo("x"), instance.clone_url(&alice.repo("x")));
+    work.git(&["push", "-q", &url, "main"]).await.expect_ok();
+    let want = pkt(format!("want {next} side-band-64k ofs-delta\n"));
+    let request = [want, b"0000".to_vec(), pkt("done\n")].concat();
+    let address = instance.address().to_string();
+    let mut stream = TcpStream::connect(&address).await.unwrap();
+    let path = format!("{}/git-upload-pack", instance.path(&repo));
+    let length = request.len().to_string();
+    let head = request_head(&address, "POST", &path, &[("Content-Length", &length)]);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&request).await.unwrap();
+    let mut received = vec![0; 100_000];
+    stream.read_exact(&mut received).await.unwrap();
+    decide(&instance, add(PolicySubject::BannedAuthor(alice.key()))).await;
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest).await;
+    assert!(
+        rest.len() < 12 << 20,
+        "{} bytes came after the ban",
+        rest.len()
+    );
+    assert_eq!(instance.until_idle().await.processes.len(), 0);
 }
