@@ -101,6 +101,9 @@ pub trait LocalRelay: Send + Sync + 'static {
     /// number, the newest first.
     fn listing(&self, repo: RepoId, most: usize) -> DatabaseFuture<'_, Vec<PublicKey>>;
 
+    /// Returns whether an event at a coordinate is served, or is out of service and can be restored.
+    fn keeps(&self, coordinate: Coordinate) -> DatabaseFuture<'_, bool>;
+
     /// Returns those of these events that would not be stored now: deleted, vanished or expired ones.
     fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>>;
 

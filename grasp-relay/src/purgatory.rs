@@ -96,6 +96,10 @@ impl LocalRelay for ServedEvents {
         Box::pin(async move { Ok(self.store.listing(repo, most).await?) })
     }
 
+    fn keeps(&self, coordinate: Coordinate) -> DatabaseFuture<'_, bool> {
+        Box::pin(async move { Ok(self.store.keeps(coordinate).await?) })
+    }
+
     fn refused(&self, events: Vec<Arc<Event>>) -> DatabaseFuture<'_, BTreeSet<EventId>> {
         Box::pin(async move {
             let refusals = self.store.refusals(events.clone(), self.now().unix).await?;

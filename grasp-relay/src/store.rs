@@ -411,6 +411,16 @@ pub trait EventStore: Send + Sync + 'static {
     /// Returns the served events at these coordinates, in no particular order. Looks them up by their keys.
     fn heads(&self, coordinates: Vec<Coordinate>, now: Timestamp) -> StoreFuture<'_, Vec<Event>>;
 
+    /// Returns whether an event at a coordinate is served, or is out of service and can be restored. All of one moment.
+    fn keeps(&self, coordinate: Coordinate) -> StoreFuture<'_, bool> {
+        Box::pin(async move {
+            let heads = self
+                .heads(vec![coordinate], Timestamp::from_secs(0))
+                .await?;
+            Ok(!heads.is_empty())
+        })
+    }
+
     /// Returns the authors of served announcements that list the owner of a repository under its identifier: up to a
     /// number, the newest first.
     fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>>;

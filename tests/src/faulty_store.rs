@@ -208,6 +208,10 @@ impl EventStore for FaultyStore {
         self.store.heads(coordinates, now)
     }
 
+    fn keeps(&self, coordinate: Coordinate) -> StoreFuture<'_, bool> {
+        self.store.keeps(coordinate)
+    }
+
     fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>> {
         self.store.listing(repo, most)
     }

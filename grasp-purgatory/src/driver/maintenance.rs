@@ -14,6 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use super::Order;
 use super::queue::Executor;
+use super::refs::announcement_of;
 use crate::Input;
 use crate::git::{GitError, RepoGuard, RepoStore};
 
@@ -157,6 +158,9 @@ impl Executor {
     async fn try_maintain(&self, repo: &RepoId, has_held: bool) -> Result<(), GitError> {
         let now = self.parts.relay.now().unix;
         self.unavailable.forget(repo);
+        if !has_held {
+            self.remove_ended(repo).await?;
+        }
         for store in self.parts.stores() {
             self.inspect(store, repo, false).await;
             self.verify(store, repo, now).await;
@@ -176,6 +180,19 @@ impl Executor {
             }
         }
         Ok(())
+    }
+
+    /// Removes a withheld repository whose announcement is kept no longer: its time is over, or its owner has deleted it.
+    async fn remove_ended(&self, repo: &RepoId) -> Result<(), GitError> {
+        let mut guard = self.parts.repos.lock(repo).await?;
+        let is_withheld = self.parts.policy.now().withholds(repo);
+        if !is_withheld || guard.row().await?.view.is_none() {
+            return Ok(());
+        }
+        match self.parts.relay.keeps(announcement_of(repo)).await? {
+            true => Ok(()),
+            false => guard.destroy().await,
+        }
     }
 
     /// Checks that the objects of a repository are there, and hunts for those that are not. Histories are walked if `walk`.

@@ -377,7 +377,7 @@ impl Executor {
 }
 
 /// Returns the coordinate of the announcement of a repository.
-fn announcement_of(repo: &RepoId) -> Coordinate {
+pub(super) fn announcement_of(repo: &RepoId) -> Coordinate {
     Coordinate::new(kinds::ANNOUNCEMENT, repo.owner).identifier(repo.identifier.as_str())
 }
 

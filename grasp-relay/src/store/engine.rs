@@ -454,6 +454,21 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
         })
     }
 
+    fn keeps(&self, coordinate: Coordinate) -> StoreFuture<'_, bool> {
+        Box::pin(async move {
+            let key = self.0.keys()?.coordinate(&coordinate);
+            let sql = "SELECT count(*) FROM (SELECT coordinate FROM heads WHERE coordinate = ?1
+                UNION ALL SELECT coordinate FROM hidden WHERE coordinate = ?1) AS kept";
+            let kept = Query::new(sql, vec![blob(&key)], |row| row.integer(0));
+            Ok(self
+                .0
+                .rows(kept)
+                .await?
+                .first()
+                .is_some_and(|count| *count > 0))
+        })
+    }
+
     fn listing(&self, repo: RepoId, most: usize) -> StoreFuture<'_, Vec<PublicKey>> {
         Box::pin(async move {
             let list = self.0.keys()?.listing(&repo);

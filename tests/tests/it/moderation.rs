@@ -3,10 +3,11 @@
 use grasp_core::RepoId;
 use grasp_core::admission::{Outcome, Rejection};
 use grasp_core::policy::PolicySubject;
+use grasp_relay::policy::KEEP_HIDDEN;
 use grasp_relay::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged};
 use grasp_tests::wire::pkt;
 use grasp_tests::{
-    Author, Fault, Instance, Settings, Workdir, eventually_async, request_head,
+    AdjustableClock, Author, Fault, Instance, Settings, Workdir, eventually_async, request_head,
 };
 use nostr::event::Event;
 use nostr::types::Timestamp;
@@ -370,4 +371,33 @@ async fn a_ban_ends_a_clone_that_is_running() {
         rest.len()
     );
     assert_eq!(instance.until_idle().await.processes.len(), 0);
+}
+
+#[tokio::test]
+async fn a_held_repository_is_removed_once_it_can_be_restored_no_longer() {
+    let time = AdjustableClock::default();
+    let settings = Settings {
+        one_process: true,
+        ..time.settings()
+    };
+    let instance = Instance::with_settings(settings).await;
+    let (alice, bob) = (Author::new(), Author::new());
+    instance.host(&alice, "x").await;
+    instance.host(&bob, "x").await;
+    let hold = PolicyAction::Hold {
+        repo: alice.repo("x"),
+        reason: String::new(),
+        until: Timestamp::now() + KEEP_HIDDEN,
+    };
+    decide(&instance, hold).await;
+    let announcement = alice.announce("x", &instance.service());
+    until_served(&instance, &announcement, false).await;
+    for (forward, is_kept) in [(KEEP_HIDDEN / 2, true), (KEEP_HIDDEN, false)] {
+        time.advance(forward.as_secs());
+        let parts = instance.server().parts();
+        parts.store.sweep(parts.clock.now().unix).await.unwrap();
+        instance.purgatory().run_maintenance().await.unwrap();
+        assert_eq!(has_view(&instance, &alice.repo("x")).await, is_kept);
+        assert!(has_view(&instance, &bob.repo("x")).await);
+    }
 }

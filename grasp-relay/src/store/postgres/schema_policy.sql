@@ -35,6 +35,7 @@ CREATE TABLE hidden (
 );
 CREATE INDEX hidden_by_cause ON hidden (cause, place, newest);
 CREATE INDEX hidden_by_author ON hidden (pubkey, newest);
+CREATE INDEX hidden_by_coordinate ON hidden (coordinate);
 CREATE INDEX hidden_by_end ON hidden (until);
 
 CREATE TABLE hidden_causes (cause TEXT PRIMARY KEY);

@@ -39,6 +39,7 @@ CREATE TABLE hidden (
 ) STRICT;
 CREATE INDEX hidden_by_cause ON hidden (cause, place, newest);
 CREATE INDEX hidden_by_author ON hidden (pubkey, newest);
+CREATE INDEX hidden_by_coordinate ON hidden (coordinate);
 CREATE INDEX hidden_by_end ON hidden (until);
 
 -- The causes for which events may be hidden.
