@@ -5,6 +5,7 @@
 //! there is a crash point between any two of them.
 
 mod crashing_server;
+mod moderation;
 mod peers;
 mod repair;
 

@@ -8,12 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use grasp_core::policy::PolicyList;
 use grasp_core::{RepoId, ServiceIdentity};
 use grasp_purgatory::driver::JOURNAL;
 use grasp_purgatory::git::{CHANGES, GitError};
 use grasp_relay::Clock;
+use grasp_relay::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged};
 use grasp_tests::{Instance, Settings, reserve_address};
 use nostr::event::{Event, EventId};
+use nostr::types::Timestamp;
 use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 use tracing::span::{Attributes, Id};
@@ -116,6 +119,12 @@ impl CrashingServer {
     pub(super) fn publish(&mut self, event: &Event) -> Option<bool> {
         self.write_line(&event.as_json())?;
         self.read_line()?.parse().ok()
+    }
+
+    /// Sends a line, such as a decision of an operator, and returns the answer; `None` if the server crashed.
+    pub(super) fn ask(&mut self, line: &str) -> Option<String> {
+        self.write_line(line)?;
+        self.read_line()
     }
 
     /// Returns whether an event is served, and whether it is held.
@@ -224,7 +233,10 @@ fn serves_until_it_crashes() {
                         Err(error) => format!("{error:?}"),
                     }
                 }
-                line => publish_or_query(&instance, line).await,
+                line => match decision(line) {
+                    Some(action) => decide(&instance, action).await.to_string(),
+                    None => publish_or_query(&instance, line).await,
+                },
             });
         }
     });
@@ -247,6 +259,46 @@ async fn repair(instance: &Instance, name: &str) -> Result<(), GitError> {
     let in_time = tokio::time::timeout(Duration::from_secs(200), complete).await;
     in_time.expect("the repository is repaired");
     Ok(())
+}
+
+/// Reads a decision of an operator: `ban`, `unban`, `hold` or `restore`, with a key or a repository.
+fn decision(line: &str) -> Option<PolicyAction> {
+    let (word, subject) = line.split_once(' ')?;
+    let reason = String::new();
+    Some(match word {
+        "ban" => PolicyAction::Add {
+            subject: PolicyList::BannedAuthor.subject(subject).ok()?,
+            reason,
+        },
+        "unban" => PolicyAction::Remove(PolicyList::BannedAuthor.subject(subject).ok()?),
+        "hold" => PolicyAction::Hold {
+            repo: subject.parse().ok()?,
+            reason,
+            until: Timestamp::now() + Duration::from_secs(3_600),
+        },
+        "restore" => PolicyAction::Restore(subject.parse().ok()?),
+        _ => return None,
+    })
+}
+
+/// Carries out a decision, and returns whether it is in force.
+async fn decide(instance: &Instance, action: PolicyAction) -> bool {
+    let audit = AuditEntry {
+        actor: "local:0".to_owned(),
+        via: "socket".to_owned(),
+        auth: None,
+        method: "test".to_owned(),
+        params: "[]".to_owned(),
+        error: None,
+    };
+    let change = PolicyChange {
+        at: Timestamp::now(),
+        actions: vec![action],
+        audit,
+        auth_until: None,
+    };
+    let changed = instance.server().change_policy(change).await;
+    changed.is_ok_and(|changed| changed == PolicyChanged::Done)
 }
 
 /// Publishes an event, or reports the status of one by its id.
