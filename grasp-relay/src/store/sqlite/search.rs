@@ -184,7 +184,7 @@ impl SlicedSearch {
             };
             let kept = budget.is_short().then(|| filter.clone());
             match plan(tables, filter, budget)? {
-                Planned::Plan(plan) => self.plans.push(plan),
+                Planned::Plan(plan) => self.plans.push(*plan),
                 Planned::MatchesNothing => {}
                 Planned::TooLong => {
                     // Only a short read leaves a plan to the next slice.
@@ -377,7 +377,7 @@ const MAX_MERGED_LISTS: usize = 32;
 
 /// A filter that was to be planned.
 pub(super) enum Planned {
-    Plan(SlicedPlan),
+    Plan(Box<SlicedPlan>),
     MatchesNothing,
     /// Comparing the indexes takes longer than a short read may.
     TooLong,
@@ -410,12 +410,12 @@ pub(super) fn plan(
         },
     };
     let conditions = RemainingConditions { conditions, chosen };
-    Ok(Planned::Plan(SlicedPlan {
+    Ok(Planned::Plan(Box::new(SlicedPlan {
         source,
         conditions,
         bounds,
         remaining,
-    }))
+    })))
 }
 
 impl RemainingConditions {
