@@ -128,6 +128,7 @@ contract! {
     what_another_cause_hides_stays_hidden
     a_hidden_repository_loses_its_announcement_and_state_only
     what_its_author_deletes_while_it_is_hidden_is_gone
+    what_is_hidden_is_kept_until_its_time_is_over
     what_vanishes_while_it_is_hidden_is_gone
     hidden_events_are_dropped_after_their_time
     a_removed_announcement_is_noted_until_nothing_is_hidden_for_it

@@ -620,7 +620,6 @@ async fn deleting_the_announcement_removes_the_repository() {
 
     // The state of a removed repository is not served; it is again with its repository, whose objects are kept.
     assert!(!instance.serves(&state).await);
-    assert!(!is_readable(&instance, &bob.repo("x"), commit.trim()).await);
     message(
         &instance,
         &alice.later(2).announce("x", &instance.service()),

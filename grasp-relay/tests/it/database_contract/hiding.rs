@@ -156,6 +156,18 @@ pub(super) async fn a_hidden_repository_loses_its_announcement_and_state_only(st
     }
 }
 
+pub(super) async fn what_is_hidden_is_kept_until_its_time_is_over(store: &dyn Store) {
+    let announcement = ALICE.writes(30_617).tag("d", "x").done();
+    let coordinate = || Coordinate::new(Kind::from(30_617), ALICE.key()).identifier("x");
+    assert!(!store.keeps(coordinate()).await.unwrap());
+    stored(store, &announcement).await;
+    assert!(store.keeps(coordinate()).await.unwrap(), "it is served");
+    hide(store, &HiddenCause::Author(ALICE.key())).await;
+    assert!(store.keeps(coordinate()).await.unwrap(), "it is hidden");
+    store.sweep(time(UNTIL)).await.unwrap();
+    assert!(!store.keeps(coordinate()).await.unwrap());
+}
+
 pub(super) async fn what_its_author_deletes_while_it_is_hidden_is_gone(store: &dyn Store) {
     let by_id = ALICE.writes(1).id(1).done();
     let version = ALICE.writes(30_617).tag("d", "x").at(100).done();
