@@ -180,7 +180,7 @@ pub fn different_refs(ours: &BTreeMap<RefName, Oid>, theirs: &BTreeMap<RefName, 
 pub struct Checker {
     policy: CheckPolicy,
     repos: BTreeMap<RepoId, Watched>,
-    hosts: BTreeMap<Host, HostState>,
+    hosts: BTreeMap<Host, HostRecord>,
     running: usize,
 }
 
@@ -200,7 +200,7 @@ struct ServerState {
 }
 
 #[derive(Debug, Default)]
-struct HostState {
+struct HostRecord {
     is_busy: bool,
     /// The next check may not start before.
     free_at: Mono,
@@ -307,7 +307,7 @@ impl Checker {
             }
         }
         if self.hosts.len() > MAX_HOSTS {
-            let is_needed = |host: &mut HostState| host.is_busy || host.free_at > now.mono;
+            let is_needed = |host: &mut HostRecord| host.is_busy || host.free_at > now.mono;
             self.hosts.retain(|_, host| is_needed(host));
         }
     }

@@ -96,10 +96,10 @@ impl OutboundPolicy {
     /// Judges an address that is about to be dialled.
     pub fn judge_address(&self, from: Provenance, address: IpAddr) -> Result<(), Forbidden> {
         match reach(address) {
-            Reach::Global => Ok(()),
-            Reach::Private if self.allows_private(from) => Ok(()),
-            Reach::Private => Err(Forbidden::Address),
-            Reach::NoHost => Err(Forbidden::NoHost),
+            NetworkReach::Global => Ok(()),
+            NetworkReach::Private if self.allows_private(from) => Ok(()),
+            NetworkReach::Private => Err(Forbidden::Address),
+            NetworkReach::NoHost => Err(Forbidden::NoHost),
         }
     }
 
@@ -125,22 +125,22 @@ fn is_public_name(name: &str) -> bool {
 
 /// The part of the internet that reaches an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+enum NetworkReach {
     Global,
     Private,
     NoHost,
 }
 
-fn reach(address: IpAddr) -> Reach {
+fn reach(address: IpAddr) -> NetworkReach {
     match address {
         IpAddr::V4(v4) => reach_v4(v4),
         IpAddr::V6(v6) => reach_v6(v6),
     }
 }
 
-fn reach_v4(address: Ipv4Addr) -> Reach {
+fn reach_v4(address: Ipv4Addr) -> NetworkReach {
     let private = match address.octets() {
-        [0, 0, 0, 0] | [224..=239, ..] | [255, 255, 255, 255] => return Reach::NoHost,
+        [0, 0, 0, 0] | [224..=239, ..] | [255, 255, 255, 255] => return NetworkReach::NoHost,
         [0 | 10 | 127, ..] | [240..=255, ..] => true,
         // Shared by carriers for their customers.
         [100, b, ..] => b & 0xc0 == 64,
@@ -153,24 +153,26 @@ fn reach_v4(address: Ipv4Addr) -> Reach {
         _ => false,
     };
     if private {
-        Reach::Private
+        NetworkReach::Private
     } else {
-        Reach::Global
+        NetworkReach::Global
     }
 }
 
-fn reach_v6(address: Ipv6Addr) -> Reach {
+fn reach_v6(address: Ipv6Addr) -> NetworkReach {
     let [a, b, c, d, e, f, g, h] = address.segments();
     match [a, b, c, d, e, f] {
         [0, 0, 0, 0, 0, 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => reach_v4(embedded(g, h)),
         // A local translation prefix leads to addresses that are unknown here.
-        [0x64, 0xff9b, 1, ..] | [0xff00..=0xffff, ..] => Reach::NoHost,
-        [0, 0, 0, 0, 0, 0] if (g, h) == (0, 0) => Reach::NoHost,
+        [0x64, 0xff9b, 1, ..] | [0xff00..=0xffff, ..] => NetworkReach::NoHost,
+        [0, 0, 0, 0, 0, 0] if (g, h) == (0, 0) => NetworkReach::NoHost,
         [0x2002, high, low, ..] => reach_v4(embedded(high, low)),
         // Protocols (tunnels among them) and documentation.
-        [0x2001, ..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, ..=0xfff, ..] => Reach::Private,
-        [0x2000..=0x3fff, ..] => Reach::Global,
-        _ => Reach::Private,
+        [0x2001, ..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, ..=0xfff, ..] => {
+            NetworkReach::Private
+        }
+        [0x2000..=0x3fff, ..] => NetworkReach::Global,
+        _ => NetworkReach::Private,
     }
 }
 

@@ -155,7 +155,7 @@ pub fn authorise(request: &PushRequest, view: &PushView<'_>) -> PushVerdict {
     let mut moved = verdict.authorised.iter().flat_map(AuthorisedPush::execute);
     let moves_branch_or_tag = moved.any(|command| command.name.is_branch_or_tag());
     let realises = match judgement {
-        Judgement::Realises(id) if moves_branch_or_tag => Some(id),
+        RefsJudgement::Realises(id) if moves_branch_or_tag => Some(id),
         _ => None,
     };
     PushVerdict {
@@ -200,7 +200,7 @@ pub fn authorise_contribution(
 }
 
 /// The judgement on the branches and tags of a push together.
-enum Judgement<'a> {
+enum RefsJudgement<'a> {
     /// They become exactly those of this state.
     Realises(EventId),
     /// They differ from the newest state.
@@ -214,9 +214,9 @@ enum Judgement<'a> {
 fn judge_branches_and_tags<'a>(
     branches_and_tags: &[&PushCommand],
     view: &PushView<'a>,
-) -> Judgement<'a> {
+) -> RefsJudgement<'a> {
     if view.maintainers.is_empty() {
-        return Judgement::NoCandidate(RefRefusal::NoMaintainers);
+        return RefsJudgement::NoCandidate(RefRefusal::NoMaintainers);
     }
     let candidates = eligible_states(view);
     let resulting_refs = resulting_refs(branches_and_tags, view.refs);
@@ -231,10 +231,10 @@ fn judge_branches_and_tags<'a>(
     // The newest state is the one that the person who pushes has probably just signed.
     let newest = || candidates.iter().max_by_key(|state| state.version);
     match (matching.max_by_key(|state| state.version), newest()) {
-        (Some(_), _) if has_changed() => Judgement::ChangedMeanwhile,
-        (Some(state), _) => Judgement::Realises(state.version.id),
-        (None, Some(newest)) => Judgement::Differs { newest },
-        (None, None) => Judgement::NoCandidate(RefRefusal::NoState),
+        (Some(_), _) if has_changed() => RefsJudgement::ChangedMeanwhile,
+        (Some(state), _) => RefsJudgement::Realises(state.version.id),
+        (None, Some(newest)) => RefsJudgement::Differs { newest },
+        (None, None) => RefsJudgement::NoCandidate(RefRefusal::NoState),
     }
 }
 
@@ -276,7 +276,7 @@ fn resulting_refs(
     result
 }
 
-fn judge(command: &PushCommand, view: &PushView<'_>, judgement: &Judgement<'_>) -> RefVerdict {
+fn judge(command: &PushCommand, view: &PushView<'_>, judgement: &RefsJudgement<'_>) -> RefVerdict {
     match command.name.namespace() {
         Namespace::Nostr(id) => judge_proposal(command, view.refs, view.proposals.get(&id), false),
         Namespace::NostrIllegal => RefVerdict::Refused(RefRefusal::NotAnEventId),
@@ -297,13 +297,13 @@ fn is_satisfied(command: &PushCommand, refs: &BTreeMap<RefName, Oid>) -> bool {
     command.new == refs.get(&command.name).copied()
 }
 
-fn judge_branch_or_tag(command: &PushCommand, judgement: &Judgement<'_>) -> RefVerdict {
+fn judge_branch_or_tag(command: &PushCommand, judgement: &RefsJudgement<'_>) -> RefVerdict {
     let why = match judgement {
-        Judgement::Realises(_) => return RefVerdict::Execute,
+        RefsJudgement::Realises(_) => return RefVerdict::Execute,
         // A state is realised as a whole or not at all.
-        Judgement::ChangedMeanwhile => RefRefusal::OthersMoved,
-        Judgement::NoCandidate(why) => why.clone(),
-        Judgement::Differs { newest } => match (command.new, newest.refs.get(&command.name)) {
+        RefsJudgement::ChangedMeanwhile => RefRefusal::OthersMoved,
+        RefsJudgement::NoCandidate(why) => why.clone(),
+        RefsJudgement::Differs { newest } => match (command.new, newest.refs.get(&command.name)) {
             (Some(_), None) => RefRefusal::NotDeclared,
             (None, Some(_)) => RefRefusal::StillDeclared,
             (Some(would_be), Some(None)) => RefRefusal::NoObject { would_be },
@@ -453,10 +453,8 @@ impl AuthorisedPush {
                 .map(|(c, _)| c.clone())
                 .collect()
         };
-        let (execute, stage) = (
-            commands_with(&RefVerdict::Execute),
-            commands_with(&RefVerdict::Stage),
-        );
+        let execute = commands_with(&RefVerdict::Execute);
+        let stage = commands_with(&RefVerdict::Stage);
         let has_commands = !execute.is_empty() || !stage.is_empty();
         has_commands.then_some(Self { execute, stage })
     }

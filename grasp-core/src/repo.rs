@@ -98,7 +98,9 @@ pub struct RepoId {
 /// ```
 pub fn parse_coordinate(text: &str) -> Result<Coordinate, ParseError> {
     let mut parts = text.splitn(3, ':');
-    let (kind, author, identifier) = (parts.next(), parts.next(), parts.next());
+    let kind = parts.next();
+    let author = parts.next();
+    let identifier = parts.next();
     let Some(kind) = kind.and_then(parse_kind) else {
         return invalid("not a coordinate of a replaceable or addressable kind");
     };

@@ -475,7 +475,7 @@ pub struct QueuedPool<T> {
     pub pool: Pool,
     places: Pool,
     /// Claims by their number, in the order in which they came.
-    waiting: BTreeMap<u64, Waiting<T>>,
+    waiting: BTreeMap<u64, PoolRequest<T>>,
     last_number: u64,
     /// The latest round in which a claim was granted.
     round: u64,
@@ -484,7 +484,7 @@ pub struct QueuedPool<T> {
 }
 
 #[derive(Debug)]
-struct Waiting<T> {
+struct PoolRequest<T> {
     claimant: Claimant,
     amount: u64,
     place: Grant,
@@ -513,7 +513,7 @@ impl<T> QueuedPool<T> {
         let round = self.next_round(&claimant);
         self.waiting.insert(
             self.last_number,
-            Waiting {
+            PoolRequest {
                 claimant,
                 amount,
                 place,
@@ -550,11 +550,11 @@ impl<T> QueuedPool<T> {
 
     /// Grants the next claim in the queue that fits.
     pub fn grant_next(&mut self) -> Option<(T, Grant)> {
-        let fits = |waiting: &Waiting<T>| waiting.amount <= self.pool.room(&waiting.claimant);
+        let fits = |waiting: &PoolRequest<T>| waiting.amount <= self.pool.room(&waiting.claimant);
         let order = |number: u64,
-                     Waiting {
+                     PoolRequest {
                          claimant, round, ..
-                     }: &Waiting<T>| {
+                     }: &PoolRequest<T>| {
             (
                 !claimant.has_authority,
                 self.pool.held_by(claimant),
@@ -565,7 +565,7 @@ impl<T> QueuedPool<T> {
         let next = self.waiting.iter().filter(|(_, waiting)| fits(waiting));
         let (number, _) = next.min_by_key(|(number, waiting)| order(**number, waiting))?;
         let number = *number;
-        let Waiting {
+        let PoolRequest {
             claimant,
             amount,
             place,

@@ -136,7 +136,7 @@ pub use self::items::{
     PendingItems, RelaySyncNeeds, RepoSyncIndex, RepoSyncNeeds, SyncLevel, UserNeeds,
     derive_relay_targets,
 };
-use self::members::Members;
+use self::members::ThreadMembers;
 pub use self::pairs::Pairs;
 use self::roots::WaitingRoots;
 pub use self::roots::{RootId, RootSet};
@@ -250,7 +250,7 @@ pub struct SyncIndex {
     root_repos: Pairs<RootId, RepoId>,
     waiting_roots: WaitingRoots,
     threads: Threads,
-    members: Members,
+    members: ThreadMembers,
     user_relays: UserRelays,
 }
 
@@ -266,7 +266,7 @@ impl SyncIndex {
             root_repos: Pairs::default(),
             waiting_roots: WaitingRoots::default(),
             threads: Threads::default(),
-            members: Members::default(),
+            members: ThreadMembers::default(),
             user_relays: UserRelays::default(),
         };
         index.set_bootstrap(bootstrap);

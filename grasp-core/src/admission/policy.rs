@@ -160,7 +160,8 @@ impl Policy {
     }
 
     fn add(&mut self, entry: PolicySubject) {
-        let (bans, allowed) = (&mut self.bans, &mut self.allowed);
+        let bans = &mut self.bans;
+        let allowed = &mut self.allowed;
         match entry {
             PolicySubject::BannedAuthor(author) => _ = bans.authors.insert(author),
             PolicySubject::BannedRepo(repo) => _ = bans.repos.insert(repo),

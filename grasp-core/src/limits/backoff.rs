@@ -105,11 +105,11 @@ pub enum Health {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backoff {
     policy: BackoffPolicy,
-    phase: Phase,
+    phase: BackoffPhase,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Phase {
+enum BackoffPhase {
     Healthy,
     Waiting {
         /// The current step of the doubling, also while a dead peer waits for longer.
@@ -130,7 +130,7 @@ impl Backoff {
     pub const fn new(policy: BackoffPolicy) -> Self {
         Self {
             policy,
-            phase: Phase::Healthy,
+            phase: BackoffPhase::Healthy,
         }
     }
 
@@ -145,7 +145,7 @@ impl Backoff {
             .saturating_sub(now.unix.as_secs());
         let longest_pause = policy.dead_retry.max(policy.cap);
         let cap = policy.cap.max(policy.first);
-        let phase = Phase::Waiting {
+        let phase = BackoffPhase::Waiting {
             delay: Duration::from_millis(snapshot.delay_ms).clamp(policy.first, cap),
             failing_for: Duration::from_secs(snapshot.failing_secs),
             failed_at: now.mono,
@@ -159,8 +159,8 @@ impl Backoff {
     /// Ignored during a pause, so that a second report of the same failure does not count.
     pub fn failed(&mut self, now: Mono) -> Mono {
         let (delay, failing_for) = match self.phase {
-            Phase::Waiting { retry_at, .. } if now < retry_at => return retry_at,
-            Phase::Waiting {
+            BackoffPhase::Waiting { retry_at, .. } if now < retry_at => return retry_at,
+            BackoffPhase::Waiting {
                 delay,
                 failing_for,
                 failed_at,
@@ -169,10 +169,12 @@ impl Backoff {
                 self.policy.next_delay(delay),
                 failing_for.saturating_add(now - failed_at),
             ),
-            Phase::Recovering { delay, since } if !self.has_recovered(since, now) => {
+            BackoffPhase::Recovering { delay, since } if !self.has_recovered(since, now) => {
                 (self.policy.next_delay(delay), Duration::ZERO)
             }
-            Phase::Healthy | Phase::Recovering { .. } => (self.policy.first, Duration::ZERO),
+            BackoffPhase::Healthy | BackoffPhase::Recovering { .. } => {
+                (self.policy.first, Duration::ZERO)
+            }
         };
         let pause = if failing_for >= self.policy.dead_after {
             self.policy.dead_retry
@@ -180,7 +182,7 @@ impl Backoff {
             delay
         };
         let retry_at = now + pause;
-        self.phase = Phase::Waiting {
+        self.phase = BackoffPhase::Waiting {
             delay,
             failing_for,
             failed_at: now,
@@ -193,65 +195,67 @@ impl Backoff {
     ///
     /// Its failures are forgotten once the connection has lasted for [`BackoffPolicy::settle`].
     pub fn connected(&mut self, now: Mono) {
-        if let Phase::Waiting { delay, .. } = self.phase {
+        if let BackoffPhase::Waiting { delay, .. } = self.phase {
             self.phase = if self.policy.settle.is_zero() {
-                Phase::Healthy
+                BackoffPhase::Healthy
             } else {
-                Phase::Recovering { delay, since: now }
+                BackoffPhase::Recovering { delay, since: now }
             };
         }
     }
 
     /// Forgets every failure.
     pub fn fresh_start(&mut self) {
-        self.phase = Phase::Healthy;
+        self.phase = BackoffPhase::Healthy;
     }
 
     /// Returns whether the peer may be tried now.
     pub fn admit(&self, now: Mono) -> Admit {
         match self.phase {
-            Phase::Waiting { retry_at, .. } => Admit::not_before(retry_at, now),
-            Phase::Healthy | Phase::Recovering { .. } => Admit::Go,
+            BackoffPhase::Waiting { retry_at, .. } => Admit::not_before(retry_at, now),
+            BackoffPhase::Healthy | BackoffPhase::Recovering { .. } => Admit::Go,
         }
     }
 
     /// Returns the end of the current pause.
     pub fn retry_at(&self) -> Option<Mono> {
         match self.phase {
-            Phase::Waiting { retry_at, .. } => Some(retry_at),
-            Phase::Healthy | Phase::Recovering { .. } => None,
+            BackoffPhase::Waiting { retry_at, .. } => Some(retry_at),
+            BackoffPhase::Healthy | BackoffPhase::Recovering { .. } => None,
         }
     }
 
     /// Returns the time from the first to the latest failure of the current streak.
     pub fn failing_for(&self) -> Duration {
         match self.phase {
-            Phase::Waiting { failing_for, .. } => failing_for,
-            Phase::Healthy | Phase::Recovering { .. } => Duration::ZERO,
+            BackoffPhase::Waiting { failing_for, .. } => failing_for,
+            BackoffPhase::Healthy | BackoffPhase::Recovering { .. } => Duration::ZERO,
         }
     }
 
     /// Returns the state of the peer.
     pub fn health(&self, now: Mono) -> Health {
         match self.phase {
-            Phase::Healthy => Health::Healthy,
-            Phase::Recovering { since, .. } if self.has_recovered(since, now) => Health::Healthy,
-            Phase::Waiting { failing_for, .. } if failing_for >= self.policy.dead_after => {
+            BackoffPhase::Healthy => Health::Healthy,
+            BackoffPhase::Recovering { since, .. } if self.has_recovered(since, now) => {
+                Health::Healthy
+            }
+            BackoffPhase::Waiting { failing_for, .. } if failing_for >= self.policy.dead_after => {
                 Health::Dead
             }
-            Phase::Waiting { .. } | Phase::Recovering { .. } => Health::Degraded,
+            BackoffPhase::Waiting { .. } | BackoffPhase::Recovering { .. } => Health::Degraded,
         }
     }
 
     /// Returns what a later process needs to continue the pause; `None` for a healthy peer.
     pub fn snapshot(&self, now: Now) -> Option<BackoffSnapshot> {
         match self.phase {
-            Phase::Healthy => None,
-            Phase::Recovering { since, .. } if self.has_recovered(since, now.mono) => None,
-            Phase::Recovering { delay, .. } => {
+            BackoffPhase::Healthy => None,
+            BackoffPhase::Recovering { since, .. } if self.has_recovered(since, now.mono) => None,
+            BackoffPhase::Recovering { delay, .. } => {
                 Some(BackoffSnapshot::new(delay, Duration::ZERO, now.unix))
             }
-            Phase::Waiting {
+            BackoffPhase::Waiting {
                 delay,
                 failing_for,
                 retry_at,

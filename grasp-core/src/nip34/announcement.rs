@@ -126,7 +126,8 @@ impl MaintainerList {
                 ..Self::default()
             };
         }
-        let (mut list, mut names_author) = (Self::default(), false);
+        let mut list = Self::default();
+        let mut names_author = false;
         for role in roles {
             let mut values = tags::values(role);
             let Some(key) = values.next().and_then(parse_pubkey) else {

@@ -7,7 +7,7 @@ use nostr::key::PublicKey;
 use nostr::nips::nip01::Coordinate;
 use nostr::types::Timestamp;
 
-use super::waiting::{Descendant, Waiting};
+use super::waiting::{Descendant, WaitingEvents};
 use super::{Fact, Named};
 use crate::{RepoId, Version};
 
@@ -56,8 +56,8 @@ pub struct People {
     /// The thread of each root and descendant.
     thread_of: BTreeMap<EventId, ThreadNo>,
     thread_of_coordinate: BTreeMap<Box<Coordinate>, ThreadNo>,
-    authors: BTreeMap<PublicKey, Author>,
-    waiting: Waiting,
+    authors: BTreeMap<PublicKey, Eligibility>,
+    waiting: WaitingEvents,
     /// The number of threads without a served repository.
     unserved: usize,
     arrivals: u32,
@@ -97,7 +97,7 @@ impl Thread {
 
 /// What makes an author eligible.
 #[derive(Clone, Debug, Default)]
-struct Author {
+struct Eligibility {
     /// Threads of served repositories that it takes part in with their dates, sorted; most authors have few.
     threads: Vec<(u32, ThreadNo)>,
     /// Served repositories that it owns or maintains.

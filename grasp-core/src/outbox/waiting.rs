@@ -22,14 +22,14 @@ pub(super) struct Descendant {
 
 /// Events that wait for any of those that they name.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingEvents {
     events: BTreeMap<u64, (Descendant, Vec<Named>)>,
     numbers: BTreeMap<EventId, u64>,
     by_name: BTreeSet<(Named, u64)>,
     arrivals: u64,
 }
 
-impl Waiting {
+impl WaitingEvents {
     pub(super) fn add(&mut self, event: Descendant, names: Vec<Named>) {
         if self.numbers.contains_key(&event.id) {
             return;
@@ -88,13 +88,13 @@ mod tests {
         }
     }
 
-    fn is_empty(waiting: &Waiting) -> bool {
+    fn is_empty(waiting: &WaitingEvents) -> bool {
         waiting.events.is_empty() && waiting.numbers.is_empty() && waiting.by_name.is_empty()
     }
 
     #[test]
     fn an_event_is_taken_once_by_any_name() {
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingEvents::default();
         let names = [8, 9].map(|n| Named::Event(id(n)));
         waiting.add(event(1), names.to_vec());
         waiting.add(event(1), names.to_vec());
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_removed_event_does_not_wait() {
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingEvents::default();
         waiting.add(event(1), vec![Named::Event(id(9))]);
         waiting.remove(&id(1));
         assert!(is_empty(&waiting));
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_number_is_limited_and_the_oldest_leaves() {
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingEvents::default();
         for n in 0..=MAX_WAITING as u32 {
             waiting.add(event(n), vec![Named::Event(id(n + 1))]);
         }

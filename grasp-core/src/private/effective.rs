@@ -42,20 +42,20 @@ pub enum RelayDocument {
 #[derive(Clone, Debug)]
 pub struct EffectiveMembers {
     configured: BTreeSet<PublicKey>,
-    relays: BTreeMap<RelayUrl, Relay>,
+    relays: BTreeMap<RelayUrl, NamedRelay>,
 }
 
 /// A relay of a served announcement.
 #[derive(Clone, Debug)]
-struct Relay {
+struct NamedRelay {
     /// Its key, and when that was read last, if it is a private service.
     member: Option<(PublicKey, Mono)>,
     failures: u32,
-    phase: Phase,
+    phase: DocumentPhase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum DocumentPhase {
     /// Its document is to be read then.
     Due(Mono),
     /// Its document is being read.
@@ -83,17 +83,19 @@ impl EffectiveMembers {
             if self.relays.len() >= MAX_RELAYS {
                 return;
             }
-            self.relays.entry(relay).or_insert(Relay {
+            self.relays.entry(relay).or_insert(NamedRelay {
                 member: None,
                 failures: 0,
-                phase: Phase::Due(now),
+                phase: DocumentPhase::Due(now),
             });
         }
     }
 
     fn reading(&self) -> usize {
         let relays = self.relays.values();
-        relays.filter(|relay| relay.phase == Phase::Reading).count()
+        relays
+            .filter(|relay| relay.phase == DocumentPhase::Reading)
+            .count()
     }
 
     /// Returns the relays whose documents are to be read now.
@@ -105,8 +107,8 @@ impl EffectiveMembers {
             if reading + due.len() >= MAX_AT_ONCE {
                 break;
             }
-            if matches!(relay.phase, Phase::Due(at) if at <= now) {
-                relay.phase = Phase::Reading;
+            if matches!(relay.phase, DocumentPhase::Due(at) if at <= now) {
+                relay.phase = DocumentPhase::Reading;
                 due.push(url.clone());
             }
         }
@@ -125,12 +127,12 @@ impl EffectiveMembers {
                 relay.member = relay.member.filter(|(_, at)| now - *at < KEPT_FOR);
                 let pause = FIRST_PAUSE * 2u32.saturating_pow(relay.failures.min(16));
                 relay.failures = relay.failures.saturating_add(1);
-                relay.phase = Phase::Due(now + pause.min(RECHECK_AFTER));
+                relay.phase = DocumentPhase::Due(now + pause.min(RECHECK_AFTER));
                 return;
             }
         }
         relay.failures = 0;
-        relay.phase = Phase::Due(now + RECHECK_AFTER);
+        relay.phase = DocumentPhase::Due(now + RECHECK_AFTER);
     }
 
     /// Returns the members.
@@ -148,8 +150,8 @@ impl EffectiveMembers {
         let phases = self.relays.values().map(|relay| relay.phase);
         phases
             .filter_map(|phase| match phase {
-                Phase::Due(at) => Some(at),
-                Phase::Reading => None,
+                DocumentPhase::Due(at) => Some(at),
+                DocumentPhase::Reading => None,
             })
             .min()
     }

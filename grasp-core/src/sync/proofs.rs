@@ -87,7 +87,7 @@ impl Proof {
 /// assert_eq!((all.until, all.at), (secs(900), secs(510)));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Stored")]
+#[serde(from = "StoredProofs")]
 pub struct ProofSet {
     capacity: usize,
     /// Proofs by filter and start; those of one filter do not touch.
@@ -96,13 +96,13 @@ pub struct ProofSet {
 
 /// The stored form of a set. Proofs are added one by one when read, so that an invalid file cannot break the set.
 #[derive(Deserialize)]
-struct Stored {
+struct StoredProofs {
     capacity: usize,
     proofs: Vec<Proof>,
 }
 
-impl From<Stored> for ProofSet {
-    fn from(stored: Stored) -> Self {
+impl From<StoredProofs> for ProofSet {
+    fn from(stored: StoredProofs) -> Self {
         let mut set = Self::with_capacity(stored.capacity);
         stored.proofs.into_iter().for_each(|proof| set.add(proof));
         set

@@ -333,7 +333,8 @@ impl Before {
             let group = (was, index.wanted_from(root));
             groups.entry(group).or_default().push(*root);
         }
-        let (mut added, mut removed) = (RootsByRelay::new(), RootsByRelay::new());
+        let mut added = RootsByRelay::new();
+        let mut removed = RootsByRelay::new();
         for ((was, is), roots) in &groups {
             for relay in is.difference(was) {
                 added.entry(relay).or_default().extend(roots);
