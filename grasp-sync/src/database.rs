@@ -44,8 +44,8 @@ use nostr_database::{
 };
 use tokio::sync::{Mutex, broadcast};
 
-use self::feed::Pages;
-use self::rules::Rules;
+use self::feed::FilterPages;
+use self::rules::RelayRules;
 use crate::local::{BoxFuture, BoxStream, InventoryFailed, News, Row, SyncedRelay, Taken};
 
 /// News that may wait for the reader of a feed; one that is slower begins anew.
@@ -81,7 +81,7 @@ pub struct DatabaseRelay<D>(Arc<Shared<D>>);
 struct Shared<D> {
     database: D,
     news: broadcast::Sender<News>,
-    rules: Rules,
+    rules: RelayRules,
     max_rows: usize,
     /// Held while announcements are saved or events removed, so that news are in the order of these changes.
     changes: Mutex<()>,
@@ -107,7 +107,7 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
         Self(Arc::new(Shared {
             database,
             news: broadcast::Sender::new(NEWS_QUEUE),
-            rules: Rules::new(own),
+            rules: RelayRules::new(own),
             max_rows: MAX_ROWS,
             changes: Mutex::default(),
         }))
@@ -221,7 +221,7 @@ impl<D: NostrDatabase> DatabaseRelay<D> {
     async fn find_removable(&self, filters: Vec<Filter>) -> Result<Vec<Removable>, Error> {
         let mut found = Vec::new();
         for filter in filters {
-            let mut pages = Pages::new(filter);
+            let mut pages = FilterPages::new(filter);
             while let Some(events) = pages.next(&self.0.database).await? {
                 found.extend(events.iter().map(Removable::of));
             }

@@ -250,7 +250,7 @@ impl Settings {
 /// ```
 #[derive(Debug)]
 pub struct Syncer {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<LoopCommand>,
     reports: broadcast::Sender<Report>,
 }
 
@@ -263,7 +263,7 @@ const COMPLETE_POLL: Duration = Duration::from_millis(100);
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 /// A command for the loop.
-enum Command {
+enum LoopCommand {
     Status(oneshot::Sender<Status>),
     /// Answered with the status if nothing more is expected soon.
     Settled(oneshot::Sender<Option<Status>>),
@@ -293,7 +293,7 @@ impl Syncer {
     /// Returns the status of each relay. Empty once stopped.
     pub async fn status(&self) -> Status {
         let (reply, status) = oneshot::channel();
-        let _ = self.commands.send(Command::Status(reply)).await;
+        let _ = self.commands.send(LoopCommand::Status(reply)).await;
         status.await.unwrap_or_default()
     }
 
@@ -305,7 +305,12 @@ impl Syncer {
         let mut settled_since = None;
         loop {
             let (reply, status) = oneshot::channel();
-            if self.commands.send(Command::Settled(reply)).await.is_err() {
+            if self
+                .commands
+                .send(LoopCommand::Settled(reply))
+                .await
+                .is_err()
+            {
                 return Status::default();
             }
             match status.await.unwrap_or_default() {
@@ -325,7 +330,7 @@ impl Syncer {
     /// its earlier failures.
     pub async fn sync_now(&self, relay: &RelayUrl) -> Result<(), NotFollowed> {
         let (reply, is_followed) = oneshot::channel();
-        let command = Command::SyncNow(relay.clone(), reply);
+        let command = LoopCommand::SyncNow(relay.clone(), reply);
         let _ = self.commands.send(command).await;
         match is_followed.await {
             Ok(true) => Ok(()),
@@ -336,7 +341,7 @@ impl Syncer {
     /// Replaces the bootstrap relays. Earlier ones are followed for as long as a repository names them.
     pub async fn set_bootstrap(&self, relays: impl IntoIterator<Item = RelayUrl>) {
         let relays = relays.into_iter().collect();
-        let _ = self.commands.send(Command::Bootstrap(relays)).await;
+        let _ = self.commands.send(LoopCommand::Bootstrap(relays)).await;
     }
 
     /// Returns the reports from now on.
@@ -347,7 +352,7 @@ impl Syncer {
     /// Ends all connections, and returns when all records are on disk.
     pub async fn stop(&self) {
         let (reply, stopped) = oneshot::channel();
-        let _ = self.commands.send(Command::Stop(reply)).await;
+        let _ = self.commands.send(LoopCommand::Stop(reply)).await;
         let _ = stopped.await;
     }
 }

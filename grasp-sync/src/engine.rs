@@ -147,7 +147,7 @@ pub use self::io::{
     InventoryId, Judged, Outcome, Output, PeerReliability, Places, Report, Request, Row, Said,
     Source, SubId, SyncMethod, VisitId, VisitOutcome,
 };
-use self::job::Method;
+use self::job::JobMethod;
 use self::rejected::Rejected;
 pub use self::relay::RelayRecord;
 use self::relay::{EngineState, Records, Relay};
@@ -219,7 +219,7 @@ impl SyncEngine {
             Input::Accepted(accepted) => self.accepted(now, accepted),
             Input::FeedCaughtUp => {
                 let changes = self.discovery.caught_up();
-                self.apply(now, changes, Method::Reconcile);
+                self.apply(now, changes, JobMethod::Reconcile);
                 if self.shared.index.repos().is_empty() {
                     self.begin_anew(now, history::RelayHistory::is_resumed);
                 }

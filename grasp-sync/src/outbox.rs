@@ -84,12 +84,12 @@ use grasp_core::nostr::key::PublicKey;
 use grasp_core::outbox::{Fact, People, RelayList};
 use grasp_core::{Mono, RelayUrl, Version};
 
-use self::authors::{Author, Authors, Standing};
+use self::authors::{AuthorRecord, Authors, Standing};
 use self::cycles::Cycles;
 use self::groups::Scope;
 use self::io::TaskIds;
 pub use self::io::{FetchOutcome, Input, OutboxConfig, OutboxStats, Output, TaskId};
-use self::rounds::{Batch, MAX_AUTHORS_PER_BATCH, Rounds};
+use self::rounds::{AuthorBatch, MAX_AUTHORS_PER_BATCH, Rounds};
 
 /// Decides whose relays are asked for what and when.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ pub struct Outbox {
 
 /// The relays that an author is asked for at, by purpose.
 #[derive(Debug, Default)]
-struct Wanted {
+struct AuthorRelays {
     live: BTreeSet<RelayUrl>,
     history: BTreeSet<RelayUrl>,
 }
@@ -249,11 +249,11 @@ impl Outbox {
         }
         let authors: Vec<PublicKey> = self.authors.eligible().map(|(author, _)| *author).collect();
         for author in authors {
-            self.update(author, Wanted::default());
+            self.update(author, AuthorRelays::default());
         }
     }
 
-    fn fetched(&mut self, now: Mono, batch: &Batch, outcome: FetchOutcome) {
+    fn fetched(&mut self, now: Mono, batch: &AuthorBatch, outcome: FetchOutcome) {
         let source = &batch.source;
         let FetchOutcome::Complete { found, accepted } = outcome else {
             self.rounds.failed(now, source);
@@ -362,7 +362,7 @@ impl Outbox {
 
     /// Returns the relays that are asked for an author's relay list: those that the author writes to, or those that
     /// should know all lists.
-    fn sources(&self, author: &Author) -> BTreeSet<RelayUrl> {
+    fn sources(&self, author: &AuthorRecord) -> BTreeSet<RelayUrl> {
         let named = author.relay_list().map(|list| &list.write);
         match named {
             Some(relays) if !relays.is_empty() => relays.iter().cloned().collect(),
@@ -374,8 +374,8 @@ impl Outbox {
     }
 
     /// Returns the relays at which an author is asked for.
-    fn wanted(&self, key: &PublicKey) -> Wanted {
-        let mut wanted = Wanted::default();
+    fn wanted(&self, key: &PublicKey) -> AuthorRelays {
+        let mut wanted = AuthorRelays::default();
         let scope = Scope {
             people: &self.people,
             authors: &self.authors,
@@ -398,7 +398,7 @@ impl Outbox {
     }
 
     /// Acts on the difference to what was wanted for an author.
-    fn update(&mut self, author: PublicKey, before: Wanted) {
+    fn update(&mut self, author: PublicKey, before: AuthorRelays) {
         let wanted = self.wanted(&author);
         for relay in before.history.difference(&wanted.history) {
             self.cycles.remove(relay, &mut self.out);

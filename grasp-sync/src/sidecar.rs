@@ -39,13 +39,13 @@ const NEWS_QUEUE: usize = 1_024;
 const BATCH_QUEUE: usize = 4;
 
 /// The address of the relay, and the means to connect.
-struct Remote {
+struct RelayAddress {
     relay: RelayUrl,
     outbound: Outbound,
     limits: Limits,
 }
 
-impl Remote {
+impl RelayAddress {
     async fn connect(&self) -> Result<Client, Unanswered> {
         let Self {
             relay,
@@ -76,7 +76,7 @@ impl Remote {
 /// }
 /// ```
 pub struct Sidecar {
-    remote: Arc<Remote>,
+    remote: Arc<RelayAddress>,
     batches: mpsc::Sender<Publication>,
     /// A connection that the last inventory left open.
     spare: Mutex<Option<Client>>,
@@ -96,7 +96,7 @@ impl Sidecar {
     /// The same, for a relay whose certificate was issued by one of these roots.
     pub fn trusting(relay: RelayUrl, roots: &Roots) -> Self {
         let outbound = Outbound::new(OutboundPolicy::default(), roots);
-        let remote = Arc::new(Remote {
+        let remote = Arc::new(RelayAddress {
             relay,
             outbound,
             limits: Limits::default(),
@@ -115,7 +115,7 @@ impl Sidecar {
 
     /// Returns whether a connection to the relay can be made.
     pub async fn is_reachable(&self) -> bool {
-        let Remote {
+        let RelayAddress {
             relay, outbound, ..
         } = &*self.remote;
         match outbound.route(relay, Provenance::Operator).await {
@@ -213,7 +213,7 @@ const COORDINATES_AT_ONCE: usize = 50;
 const MAX_COORDINATES: usize = 100_000;
 
 async fn follow(
-    remote: Arc<Remote>,
+    remote: Arc<RelayAddress>,
     kinds: Vec<Kind>,
     held_events: mpsc::Receiver<Arc<Event>>,
     news_sender: mpsc::Sender<News>,
@@ -443,7 +443,7 @@ struct Publication {
 }
 
 async fn publish(
-    remote: Arc<Remote>,
+    remote: Arc<RelayAddress>,
     mut batches: mpsc::Receiver<Publication>,
     held: watch::Receiver<Option<mpsc::Sender<Arc<Event>>>>,
 ) {
@@ -484,7 +484,7 @@ async fn publish(
 
 /// The relay's answer to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Answer {
+struct EventAnswer {
     taken: Taken,
     /// True if it is held there until its git data arrives.
     is_held: bool,
@@ -494,7 +494,7 @@ struct Answer {
 async fn offer(
     client: &mut Client,
     events: &[Verified<Arc<Event>>],
-    answers: &mut BTreeMap<EventId, Answer>,
+    answers: &mut BTreeMap<EventId, EventAnswer>,
     logged: &mut LoggedRefusals,
 ) -> Result<(), Unanswered> {
     let mut unsent = events.iter();
@@ -554,9 +554,10 @@ impl LoggedRefusals {
 ///
 /// A refusal counts as being for want of a dependency unless it says otherwise: relays put all sorts of policy into
 /// one prefix, and the event is then only remembered a little longer than needed.
-fn read(accepted: bool, text: &str) -> Answer {
+fn read(accepted: bool, text: &str) -> EventAnswer {
     let (prefix, rest) = text.split_once(':').unwrap_or_default();
-    let (prefix, is_held) = (prefix.trim(), rest.trim() == "in purgatory");
+    let prefix = prefix.trim();
+    let is_held = rest.trim() == "in purgatory";
     let taken = match (accepted, prefix) {
         (_, "duplicate" | "replaced") => Taken::Known,
         (true, "purgatory") => Taken::Held,
@@ -565,7 +566,7 @@ fn read(accepted: bool, text: &str) -> Answer {
         (false, "pow" | "deleted") => Taken::Refused(Retry::Never),
         (false, _) => Taken::Refused(Retry::AfterDependency),
     };
-    Answer {
+    EventAnswer {
         taken,
         is_held: accepted && (is_held || taken == Taken::Held),
     }

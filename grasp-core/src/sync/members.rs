@@ -25,7 +25,7 @@ const MAX_NAMED: usize = 50_000;
 
 /// The coordinates of each repository, announced or not.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Members {
+pub(super) struct ThreadMembers {
     repos: BTreeMap<Coordinate, BTreeSet<RepoId>>,
     by_repo: BTreeMap<RepoId, BTreeSet<Coordinate>>,
     /// Coordinates by the member that they name.
@@ -34,7 +34,7 @@ pub(super) struct Members {
     waiting: Waiters<Coordinate, Coordinate, PublicKey, MAX_WAITING_MEMBERS>,
 }
 
-impl Members {
+impl ThreadMembers {
     pub(super) fn repos_of(&self, member: &Coordinate) -> impl Iterator<Item = &RepoId> {
         self.repos.get(member).into_iter().flatten()
     }

@@ -31,10 +31,10 @@ pub(super) fn begin<D: NostrDatabase>(
     live: broadcast::Receiver<News>,
     kinds: Vec<Kind>,
 ) -> impl Stream<Item = News> {
-    let reader = Reader {
+    let reader = FeedReader {
         relay,
         live,
-        stored: Some(Pages::new(Filter::new().kinds(kinds))),
+        stored: Some(FilterPages::new(Filter::new().kinds(kinds))),
         waiting: VecDeque::new(),
         expiring: BTreeMap::new(),
     };
@@ -44,11 +44,11 @@ pub(super) fn begin<D: NostrDatabase>(
     })
 }
 
-struct Reader<D> {
+struct FeedReader<D> {
     relay: DatabaseRelay<D>,
     live: broadcast::Receiver<News>,
     /// The stored events that were not read yet; `None` when all were.
-    stored: Option<Pages>,
+    stored: Option<FilterPages>,
     waiting: VecDeque<News>,
     /// The events that expire, which the database does not tell.
     expiring: BTreeMap<(Timestamp, EventId), Expiring>,
@@ -60,7 +60,7 @@ struct Expiring {
     repo: Option<RepoId>,
 }
 
-impl<D: NostrDatabase> Reader<D> {
+impl<D: NostrDatabase> FeedReader<D> {
     async fn next(&mut self) -> Option<News> {
         loop {
             if let Some(news) = self.waiting.pop_front() {
@@ -152,7 +152,7 @@ async fn until(at: Option<Timestamp>) {
 
 /// The pages of all stored events that match a filter, newest first.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(super) struct FilterPages {
     matching: Filter,
     limit: usize,
     until: Option<Timestamp>,
@@ -160,7 +160,7 @@ pub(super) struct Pages {
     seen: BTreeSet<EventId>,
 }
 
-impl Pages {
+impl FilterPages {
     pub(super) fn new(matching: Filter) -> Self {
         Self {
             limit: PAGE,
@@ -240,7 +240,7 @@ mod tests {
         // Half of the events were signed in one second.
         let second = |n: u16| if n < 5_000 { 7 } else { u64::from(n / 3) };
         let stored: BTreeSet<Event> = (0..10_000).map(|n| event(n, second(n))).collect();
-        let mut pages = Pages::new(Filter::new().kind(Kind::GitIssue));
+        let mut pages = FilterPages::new(Filter::new().kind(Kind::GitIssue));
         let mut read = Vec::new();
         loop {
             let filter = pages.filter();

@@ -14,13 +14,13 @@ use nostr_database::{DatabaseEventStatus, NostrDatabase};
 use tokio::sync::OnceCell;
 
 use super::announced_repo;
-use super::feed::Pages;
+use super::feed::FilterPages;
 use crate::local::News;
 
 type OwnRule = Box<dyn Fn(&Event) -> Result<(), Retry> + Send + Sync>;
 
 /// The rules of a relay for events of other relays.
-pub(super) struct Rules {
+pub(super) struct RelayRules {
     own: ServiceIdentity,
     /// True if repositories are kept that do not list this relay.
     pub(super) follows_unlisted: bool,
@@ -30,7 +30,7 @@ pub(super) struct Rules {
     is_read: OnceCell<()>,
 }
 
-impl Rules {
+impl RelayRules {
     pub(super) fn new(own: ServiceIdentity) -> Self {
         Self {
             own,
@@ -104,7 +104,7 @@ impl Rules {
     }
 
     async fn read(&self, database: &impl NostrDatabase) -> Result<(), Error> {
-        let mut pages = Pages::new(Filter::new().kind(kinds::ANNOUNCEMENT));
+        let mut pages = FilterPages::new(Filter::new().kind(kinds::ANNOUNCEMENT));
         while let Some(events) = pages.next(database).await? {
             events.iter().for_each(|event| self.saved(event));
         }

@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::Limits;
 use super::codec::{self, RelayMessage};
 use super::connection::authentication;
-use super::outbound::{Outbound, Route, Socket};
+use super::outbound::{CheckedRoute, Outbound, Socket};
 use crate::engine::{Fault, Said, SubId, split, split_by_kind};
 use crate::limits::{Ending, Heard, Next, PageRequest, Pager, PagerConfig, Refusal};
 
@@ -127,7 +127,7 @@ impl Client {
     /// Opens a websocket to a relay whose addresses were checked.
     pub(crate) async fn open(
         relay: &RelayUrl,
-        route: &Route,
+        route: &CheckedRoute,
         limits: &Limits,
     ) -> Result<Self, Fault> {
         let upgraded = timeout(limits.handshake_timeout, route.upgrade(relay, limits)).await;

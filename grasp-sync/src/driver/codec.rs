@@ -78,7 +78,8 @@ impl<'de> Visitor<'de> for MessageVisitor {
             }),
             "AUTH" => RelayMessage::Auth(challenge(&mut seq)?),
             "OK" => {
-                let (event, accepted) = (next(&mut seq)?, next(&mut seq)?);
+                let event = next(&mut seq)?;
+                let accepted = next(&mut seq)?;
                 RelayMessage::Ok {
                     event,
                     accepted,

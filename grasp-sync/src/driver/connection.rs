@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 use super::codec::{self, RelayMessage};
-use super::intake::{Intake, IntakeQueue, Item, MAX_BATCH_EVENTS};
+use super::intake::{EventIntake, IntakeQueue, Item, MAX_BATCH_EVENTS};
 use super::outbound::{Outbound, Socket};
 use super::{Task, outbound};
 use crate::engine::{ConnId, Delivered, Fault, Frame, Input, Places, RelayFacts, Row, Said, SubId};
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     pub(crate) outbound: Outbound,
     pub(crate) keys: Option<Keys>,
     pub(crate) limits: Limits,
-    pub(crate) intake: Intake,
+    pub(crate) intake: EventIntake,
     pub(crate) inputs: mpsc::Sender<Input>,
     /// Private services are dialled, too.
     pub(crate) dials_private: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
 
 /// The relay to connect to, and the id of the connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
+pub(crate) struct DialTarget {
     pub(crate) relay: RelayUrl,
     pub(crate) conn: ConnId,
     pub(crate) from: Provenance,
@@ -65,7 +65,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     /// Starts to connect. The result is an input.
-    pub(crate) fn start(shared: Arc<Shared>, target: Target) -> Self {
+    pub(crate) fn start(shared: Arc<Shared>, target: DialTarget) -> Self {
         let (sender, frames) = mpsc::channel(FRAME_QUEUE);
         Self {
             frames: sender,
@@ -80,9 +80,10 @@ impl Handle {
 }
 
 /// Runs a connection from the dial to its end, which is always reported.
-async fn run(shared: Arc<Shared>, target: Target, frames: mpsc::Receiver<Frame>) {
+async fn run(shared: Arc<Shared>, target: DialTarget, frames: mpsc::Receiver<Frame>) {
     let inputs = shared.inputs.clone();
-    let (relay, conn) = (target.relay.clone(), target.conn);
+    let relay = target.relay.clone();
+    let conn = target.conn;
     let running = connect_and_run(shared, target, frames);
     let why = match std::panic::AssertUnwindSafe(running).catch_unwind().await {
         Ok(Ok(())) => None,
@@ -107,7 +108,7 @@ async fn run(shared: Arc<Shared>, target: Target, frames: mpsc::Receiver<Frame>)
 
 async fn connect_and_run(
     shared: Arc<Shared>,
-    target: Target,
+    target: DialTarget,
     frames: mpsc::Receiver<Frame>,
 ) -> Result<(), Fault> {
     let dialled = timeout(shared.limits.handshake_timeout, dial(&shared, &target)).await;
@@ -118,7 +119,9 @@ async fn connect_and_run(
     } = dialled.unwrap_or(Err(Fault::Unreachable))?;
     let (sink, stream) = socket.split();
     let queue = shared.intake.queue(target.relay.clone(), target.conn);
-    let (relay, conn, address) = (target.relay.clone(), target.conn, Some(address));
+    let relay = target.relay.clone();
+    let conn = target.conn;
+    let address = Some(address);
     let _ = shared
         .inputs
         .send(Input::Connected {
@@ -130,7 +133,7 @@ async fn connect_and_run(
         .await;
     let (writer, waiting) = mpsc::channel(FRAME_QUEUE);
     let _writing = Task::spawn(write(sink, waiting, shared.limits.write_timeout));
-    let connection = Connection {
+    let connection = RelaySocket {
         shared,
         target,
         queue,
@@ -157,7 +160,7 @@ struct Dialled {
 /// Reads the NIP-11 document, then opens the websocket; both at the same checked addresses. The websocket of a private
 /// service (GRASP-08) is not opened, unless this is one too: it is only for its members. A document that cannot be read may be
 /// that of one.
-async fn dial(shared: &Shared, target: &Target) -> Result<Dialled, Fault> {
+async fn dial(shared: &Shared, target: &DialTarget) -> Result<Dialled, Fault> {
     let route = shared.outbound.route(&target.relay, target.from).await?;
     let facts = match outbound::fetch_facts(&target.relay, &route).await {
         Ok(facts) => facts,
@@ -181,9 +184,9 @@ struct Sub {
     path: SyncPath,
 }
 
-struct Connection {
+struct RelaySocket {
     shared: Arc<Shared>,
-    target: Target,
+    target: DialTarget,
     queue: IntakeQueue,
     /// The queue of a task of its own: a relay that does not read does not block receiving.
     writer: mpsc::Sender<Message>,
@@ -201,7 +204,7 @@ struct Connection {
 /// The reason why a connection ended, for the log.
 type EndReason = &'static str;
 
-impl Connection {
+impl RelaySocket {
     async fn run(mut self, mut stream: SplitStream<Socket>, mut frames: mpsc::Receiver<Frame>) {
         let reason = loop {
             if let Err(reason) = self.step(&mut stream, &mut frames).await {
@@ -326,7 +329,8 @@ impl Connection {
     }
 
     async fn send_input(&self, said: Said) {
-        let (relay, conn) = (self.target.relay.clone(), self.target.conn);
+        let relay = self.target.relay.clone();
+        let conn = self.target.conn;
         let _ = self
             .shared
             .inputs
@@ -380,7 +384,8 @@ impl Connection {
 
     /// Returns the event that authenticates us to this relay (NIP-42). A challenge is answered once.
     fn authentication(&mut self) -> Option<Event> {
-        let (keys, challenge) = (self.shared.keys.as_ref()?, self.challenge.take()?);
+        let keys = self.shared.keys.as_ref()?;
+        let challenge = self.challenge.take()?;
         authentication(&self.target.relay, &challenge, keys)
     }
 }

@@ -45,9 +45,9 @@ pub(crate) struct Item {
 
 /// The state that all queues share.
 #[derive(Clone)]
-pub(crate) struct Intake {
+pub(crate) struct EventIntake {
     pub(crate) local: Arc<dyn SyncedRelay>,
-    pub(crate) recent: Arc<Mutex<Recent>>,
+    pub(crate) recent: Arc<Mutex<RecentEvents>>,
     pub(crate) inputs: mpsc::Sender<Input>,
     pub(crate) clock: Clock,
     permits: Arc<Semaphore>,
@@ -73,7 +73,7 @@ type CheckResult = Result<Verified<Arc<Event>>, Outcome>;
 /// A verified event, and the subscription it came under.
 type Offered = (SubId, Verified<Arc<Event>>);
 
-impl Intake {
+impl EventIntake {
     pub(crate) fn new(
         local: Arc<dyn SyncedRelay>,
         inputs: mpsc::Sender<Input>,
@@ -209,7 +209,8 @@ impl Intake {
     /// Verifies events that no connection of the engine brought, and offers them to the local relay. Returns the judgement
     /// of each, once the engine has it.
     pub(crate) async fn offer_found(&self, relay: &RelayUrl, events: Vec<Event>) -> Vec<Judged> {
-        let (sub, path) = (SubId(0), SyncPath::CatchUp);
+        let sub = SubId(0);
+        let path = SyncPath::CatchUp;
         let items = events
             .into_iter()
             .map(|event| Item { sub, path, event })
@@ -294,7 +295,7 @@ async fn gather(queued: &mut mpsc::Receiver<Chunk>) -> Option<Chunk> {
     Some(batch)
 }
 
-fn check_all(events: Vec<Event>, recent: &Mutex<Recent>) -> Vec<CheckResult> {
+fn check_all(events: Vec<Event>, recent: &Mutex<RecentEvents>) -> Vec<CheckResult> {
     let recalled: Vec<_> = {
         let recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
         events
@@ -320,7 +321,7 @@ const MAX_ANSWERS: usize = 65_536;
 /// The events of the last minutes, so that an event which ten relays send is verified once, and counted once; for all
 /// connections together. Only verified events count: a forged copy changes nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Recent {
+pub(crate) struct RecentEvents {
     judging: HashMap<EventId, Judging>,
     /// [`Taken::Stored`] until the feed has brought the event, then [`Taken::Known`].
     answers: Memory<EventId, Taken, MAX_ANSWERS, ANSWER_MEMORY_SECS>,
@@ -337,7 +338,7 @@ struct Judging {
     is_accepted: bool,
 }
 
-impl Recent {
+impl RecentEvents {
     /// Returns the event with this id if it was verified and is being judged, or its outcome if copies need not be
     /// looked at.
     fn recall(&self, id: &EventId) -> Option<CheckResult> {
@@ -518,7 +519,7 @@ impl Followers {
 pub(crate) async fn follow_feed(
     local: Arc<dyn SyncedRelay>,
     following: Following,
-    recent: Arc<Mutex<Recent>>,
+    recent: Arc<Mutex<RecentEvents>>,
     followers: Followers,
 ) {
     let mut announced = AnnouncedRepos::default();
@@ -603,12 +604,12 @@ fn to_input(
     news: News,
     is_live: bool,
     following: &Following,
-    recent: &Mutex<Recent>,
+    recent: &Mutex<RecentEvents>,
 ) -> Option<Input> {
     let accepted = match news {
         News::CaughtUp => return Some(Input::FeedCaughtUp),
         News::Lost => {
-            *recent.lock().unwrap_or_else(PoisonError::into_inner) = Recent::default();
+            *recent.lock().unwrap_or_else(PoisonError::into_inner) = RecentEvents::default();
             return Some(Input::FeedLost);
         }
         News::Accepted(event) => {
@@ -698,7 +699,7 @@ mod tests {
 
     #[test]
     fn copies_of_a_verified_event_are_not_verified_again() {
-        let (mut recent, event) = (Recent::default(), event());
+        let (mut recent, event) = (RecentEvents::default(), event());
         assert!(recent.recall(&event.id).is_none());
         recent.checked(event.clone());
         assert!(matches!(recent.recall(&event.id), Some(Ok(known)) if known == event));
@@ -712,7 +713,7 @@ mod tests {
     #[test]
     fn events_that_may_be_accepted_later_are_judged_again() {
         for taken in [Taken::Refused(Retry::AfterDependency), Taken::Held] {
-            let (mut recent, event) = (Recent::default(), event());
+            let (mut recent, event) = (RecentEvents::default(), event());
             recent.checked(event.clone());
             recent.judged(Mono::ZERO, event.id, taken);
             recent.ended(&event.id);
@@ -723,7 +724,7 @@ mod tests {
     /// Returns how often an event is counted that these copies are offered of, and that the feed brings once: after so
     /// many of the answers.
     fn counted(answers: &[Taken], feed_after: usize) -> usize {
-        let mut recent = Recent::default();
+        let mut recent = RecentEvents::default();
         let event = event();
         for _ in answers {
             recent.checked(event.clone());
@@ -772,7 +773,7 @@ mod tests {
 
     #[test]
     fn an_event_that_was_removed_and_sent_again_is_counted_again() {
-        let mut recent = Recent::default();
+        let mut recent = RecentEvents::default();
         let event = event();
         recent.checked(event.clone());
         recent.judged(Mono::ZERO, event.id, Taken::Stored);
@@ -788,7 +789,7 @@ mod tests {
             id[..8].copy_from_slice(&n.to_be_bytes());
             EventId::from_byte_array(id)
         };
-        let mut recent = Recent::default();
+        let mut recent = RecentEvents::default();
         recent.judged(Mono::ZERO, id(0), Taken::Stored);
         recent.judged(Mono::ZERO + ANSWER_MEMORY / 2, id(1), Taken::Stored);
         assert!(recent.recall(&id(0)).is_some());

@@ -148,7 +148,7 @@ pub struct Outbound {
 
 /// The checked addresses of a relay, to be dialled as they are.
 #[derive(Clone)]
-pub(crate) struct Route {
+pub(crate) struct CheckedRoute {
     addresses: Vec<SocketAddr>,
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
@@ -163,7 +163,11 @@ impl Outbound {
     }
 
     /// Resolves a relay's address, and checks it against the policy.
-    pub(crate) async fn route(&self, relay: &RelayUrl, from: Provenance) -> Result<Route, Fault> {
+    pub(crate) async fn route(
+        &self,
+        relay: &RelayUrl,
+        from: Provenance,
+    ) -> Result<CheckedRoute, Fault> {
         let url = Url::parse(relay.as_str()).map_err(|_| Fault::NoSuchHost)?;
         self.route_to(&url, &relay.host(), relay.is_secure(), from)
             .await
@@ -175,7 +179,7 @@ impl Outbound {
         host: &Host,
         is_secure: bool,
         from: Provenance,
-    ) -> Result<Route, Fault> {
+    ) -> Result<CheckedRoute, Fault> {
         self.policy
             .judge_host(from, host)
             .map_err(|_| Fault::Forbidden)?;
@@ -190,7 +194,7 @@ impl Outbound {
             let name = ServerName::try_from(host.name().to_owned()).map_err(|_| Fault::Tls)?;
             Ok((self.tls.clone(), name))
         });
-        Ok(Route {
+        Ok(CheckedRoute {
             addresses,
             tls: tls.transpose()?,
         })
@@ -237,7 +241,7 @@ impl fmt::Debug for Outbound {
     }
 }
 
-impl Route {
+impl CheckedRoute {
     /// Connects to the first of the addresses that answers, and tells which that is.
     pub(crate) async fn connect(&self) -> Result<(Wire, IpAddr), Fault> {
         let (stream, address) = self.reach().await.ok_or(Fault::Unreachable)?;
@@ -413,7 +417,10 @@ impl fmt::Display for Fault {
 
 /// Returns what the document of a relay says, or nothing for a relay that answers without one. Fails if there is no answer, or
 /// that of a server in trouble.
-pub(crate) async fn fetch_facts(relay: &RelayUrl, route: &Route) -> Result<RelayFacts, Fault> {
+pub(crate) async fn fetch_facts(
+    relay: &RelayUrl,
+    route: &CheckedRoute,
+) -> Result<RelayFacts, Fault> {
     let answer = route.get(relay).await?;
     let status = answer.status();
     let comes_later = status.is_server_error()
@@ -447,14 +454,14 @@ fn facts_in(document: &[u8]) -> Option<RelayFacts> {
     // A list would be read as the values of the fields in order.
     let object: Map<String, serde_json::Value> = serde_json::from_slice(document).ok()?;
     serde_json::from_value(object.into())
-        .map(Document::facts)
+        .map(RelayDocumentPart::facts)
         .ok()
 }
 
 /// The part of the document that matters here. Values of an unexpected type count as missing.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Document {
+struct RelayDocumentPart {
     software: serde_json::Value,
     version: serde_json::Value,
     pubkey: serde_json::Value,
@@ -462,7 +469,7 @@ struct Document {
     supported_grasps: serde_json::Value,
 }
 
-impl Document {
+impl RelayDocumentPart {
     fn facts(self) -> RelayFacts {
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         let limit = |name| self.limitation.get(name)?.as_u64()?.try_into().ok();

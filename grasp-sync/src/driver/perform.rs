@@ -14,13 +14,13 @@ use grasp_core::{Mono, RelayUrl};
 use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio::time::timeout;
 
-use super::connection::{Handle, Shared, Target};
-use super::intake::{Followers, Following, Intake};
+use super::connection::{DialTarget, Handle, Shared};
+use super::intake::{EventIntake, Followers, Following};
 use super::outbound::Outbound;
 use super::records::RecordWriter;
-use super::relay_lists::{RelayListReader, Request};
+use super::relay_lists::{RelayListReader, RelayListRequest};
 use super::status::{Observer, Status};
-use super::{Clock, Command, Settings, Task, intake};
+use super::{Clock, LoopCommand, Settings, Task, intake};
 use crate::engine::{
     Accepted, Config, ConnId, Frame, Input, InventoryFailed, InventoryId, Output, Report, Row,
     SyncEngine, VisitId, VisitOutcome,
@@ -36,7 +36,7 @@ const CONCURRENT_INVENTORIES: usize = 2;
 const INVENTORY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An input of one of the machines.
-enum Work {
+enum MachineInput {
     Engine(Input),
     Outbox(outbox::Input),
 }
@@ -91,7 +91,7 @@ impl EventLoop {
             let named = outbox.index_relays.iter().chain(&outbox.fallback_relays);
             config.named.extend(named.cloned());
         }
-        let intake = Intake::new(Arc::clone(&local), inputs.clone(), clock.clone());
+        let intake = EventIntake::new(Arc::clone(&local), inputs.clone(), clock.clone());
         let recent = Arc::clone(&intake.recent);
         let following = Following::new(&config);
         let (outbox_inputs, outbox_inbox) = mpsc::channel(INPUT_QUEUE);
@@ -132,14 +132,14 @@ impl EventLoop {
         Ok(event_loop)
     }
 
-    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<LoopCommand>) {
         loop {
             let deadline = self.engine.next_deadline();
             let outbox = self.outbox.as_ref();
             let outbox_deadline = outbox.and_then(|outbox| outbox.machine.next_deadline());
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(Command::Stop(reply)) => {
+                    Some(LoopCommand::Stop(reply)) => {
                         self.finish().await;
                         let _ = reply.send(());
                         return;
@@ -148,38 +148,40 @@ impl EventLoop {
                     None => return self.finish().await,
                 },
                 Some(input) = self.inbox.recv() => self.handle(input),
-                Some(input) = self.outbox_inbox.recv() => self.work(Work::Outbox(input)),
+                Some(input) = self.outbox_inbox.recv() => self.work(MachineInput::Outbox(input)),
                 () = until(&self.clock, deadline) => self.handle(Input::Tick),
                 () = until(&self.clock, outbox_deadline) => {
-                    self.work(Work::Outbox(outbox::Input::Tick));
+                    self.work(MachineInput::Outbox(outbox::Input::Tick));
                 }
             }
         }
     }
 
-    fn answer(&mut self, command: Command) {
+    fn answer(&mut self, command: LoopCommand) {
         match command {
-            Command::Status(reply) => {
+            LoopCommand::Status(reply) => {
                 self.update_status();
                 let _ = reply.send(self.status.clone());
             }
-            Command::Settled(reply) => {
+            LoopCommand::Settled(reply) => {
                 self.update_status();
                 let status = self.status.has_settled().then(|| self.status.clone());
                 let _ = reply.send(status);
             }
-            Command::Bootstrap(relays) => {
-                self.work(Work::Outbox(outbox::Input::Bootstrap(relays.clone())));
+            LoopCommand::Bootstrap(relays) => {
+                self.work(MachineInput::Outbox(outbox::Input::Bootstrap(
+                    relays.clone(),
+                )));
                 self.handle(Input::Bootstrap(relays));
             }
-            Command::SyncNow(relay, reply) => {
+            LoopCommand::SyncNow(relay, reply) => {
                 let _ = reply.send(self.status.relays.contains_key(&relay));
                 // What was stored a minute ago may be lost by now: that is one reason to compare.
                 self.shared.intake.forget_answers();
                 self.handle(Input::SyncNow { relay });
             }
             // Handled by the loop, which it ends.
-            Command::Stop(_) => {}
+            LoopCommand::Stop(_) => {}
         }
     }
 
@@ -195,16 +197,16 @@ impl EventLoop {
     }
 
     fn handle(&mut self, input: Input) {
-        self.work(Work::Engine(input));
+        self.work(MachineInput::Engine(input));
     }
 
     /// Handles an input, and the inputs that follow from it at once.
-    fn work(&mut self, work: Work) {
+    fn work(&mut self, work: MachineInput) {
         let mut waiting = VecDeque::from([work]);
         while let Some(work) = waiting.pop_front() {
             match work {
-                Work::Engine(input) => waiting.extend(self.handle_one(input)),
-                Work::Outbox(input) => {
+                MachineInput::Engine(input) => waiting.extend(self.handle_one(input)),
+                MachineInput::Outbox(input) => {
                     let Some(outbox) = &mut self.outbox else {
                         continue;
                     };
@@ -217,7 +219,7 @@ impl EventLoop {
         }
     }
 
-    fn handle_one(&mut self, input: Input) -> Vec<Work> {
+    fn handle_one(&mut self, input: Input) -> Vec<MachineInput> {
         self.status.note_input(&input);
         if let Input::ConnectFailed { conn, .. } | Input::Disconnected { conn, .. } = &input {
             self.handles.remove(conn);
@@ -230,7 +232,7 @@ impl EventLoop {
     }
 
     /// Performs an output; returns the input that follows at once, if any.
-    fn perform(&mut self, output: Output) -> Option<Work> {
+    fn perform(&mut self, output: Output) -> Option<MachineInput> {
         match output {
             Output::Connect {
                 relay,
@@ -238,7 +240,7 @@ impl EventLoop {
                 configured,
                 needs_document,
             } => {
-                self.connect(Target {
+                self.connect(DialTarget {
                     relay,
                     conn,
                     from: provenance(configured),
@@ -247,10 +249,10 @@ impl EventLoop {
             }
             Output::Disconnect { conn, .. } => _ = self.handles.remove(&conn),
             Output::Send { relay, conn, frame } => {
-                return self.send(relay, conn, frame).map(Work::Engine);
+                return self.send(relay, conn, frame).map(MachineInput::Engine);
             }
             Output::Visited { id, outcome } => {
-                return Some(Work::Outbox(outbox::Input::Visited {
+                return Some(MachineInput::Outbox(outbox::Input::Visited {
                     id: TaskId(id.0),
                     is_complete: outcome == VisitOutcome::Complete,
                 }));
@@ -269,7 +271,7 @@ impl EventLoop {
         None
     }
 
-    fn connect(&mut self, target: Target) {
+    fn connect(&mut self, target: DialTarget) {
         let conn = target.conn;
         self.handles
             .insert(conn, Handle::start(Arc::clone(&self.shared), target));
@@ -286,7 +288,8 @@ impl EventLoop {
     }
 
     fn fetch(&self, request: InventoryId, filter: Filter) {
-        let (shared, permits) = (Arc::clone(&self.shared), Arc::clone(&self.inventories));
+        let shared = Arc::clone(&self.shared);
+        let permits = Arc::clone(&self.inventories);
         tokio::spawn(async move {
             let _permit = permits.acquire_owned().await;
             let items = inventory(&*shared.intake.local, filter).await;
@@ -298,7 +301,8 @@ impl EventLoop {
     }
 
     fn reoffer(&self, events: Vec<Arc<Event>>) {
-        let (shared, own) = (Arc::clone(&self.shared), self.own.clone());
+        let shared = Arc::clone(&self.shared);
+        let own = self.own.clone();
         tokio::spawn(async move {
             shared.intake.offer_again(&own, events).await;
         });
@@ -324,7 +328,7 @@ fn outbox_machine(outbox: OutboxConfig, outbound: OutboundPolicy, engine: &Confi
 }
 
 /// Performs an output of the outbox; returns the input that follows at once, if any.
-fn perform_outbox(reader: &RelayListReader, output: outbox::Output) -> Option<Work> {
+fn perform_outbox(reader: &RelayListReader, output: outbox::Output) -> Option<MachineInput> {
     let input = match output {
         outbox::Output::Fetch {
             id,
@@ -332,14 +336,14 @@ fn perform_outbox(reader: &RelayListReader, output: outbox::Output) -> Option<Wo
             authors,
             configured,
         } => {
-            let request = Request {
+            let request = RelayListRequest {
                 id,
                 source,
                 from: provenance(configured),
                 authors,
             };
             let outcome = FetchOutcome::Failed;
-            let failed = Work::Outbox(outbox::Input::Fetched { id, outcome });
+            let failed = MachineInput::Outbox(outbox::Input::Fetched { id, outcome });
             return (!reader.send(request)).then_some(failed);
         }
         outbox::Output::Visit { id, relay, filters } => Input::Visit {
@@ -354,7 +358,7 @@ fn perform_outbox(reader: &RelayListReader, output: outbox::Output) -> Option<Wo
             change: Some(IndexChange::UserRelays { author, relays }),
         }),
     };
-    Some(Work::Engine(input))
+    Some(MachineInput::Engine(input))
 }
 
 fn provenance(configured: bool) -> Provenance {

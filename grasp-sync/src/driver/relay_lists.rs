@@ -16,7 +16,7 @@ use super::Task;
 use super::client::{Client, Unanswered, is_refusal};
 use super::codec::{self, RelayMessage};
 use super::connection::{Limits, Shared};
-use super::intake::Intake;
+use super::intake::EventIntake;
 use super::outbound::{self, Outbound};
 use crate::engine::{Fault, Outcome, Said};
 use crate::outbox::{FetchOutcome, Input, TaskId};
@@ -35,7 +35,7 @@ const MAX_BYTES: usize = 4 * 1024 * 1024;
 
 /// A request for what some authors say of themselves.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct RelayListRequest {
     pub(super) id: TaskId,
     pub(super) source: RelayUrl,
     pub(super) from: Provenance,
@@ -44,7 +44,7 @@ pub(super) struct Request {
 
 /// The task that makes the requests.
 pub(super) struct RelayListReader {
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<RelayListRequest>,
     _task: Task,
 }
 
@@ -52,7 +52,7 @@ impl RelayListReader {
     /// Starts the task. Each request is answered by an input, once what came of it is judged.
     pub(super) fn start(shared: &Shared, inputs: mpsc::Sender<Input>) -> Self {
         let (sender, requests) = mpsc::channel(REQUEST_QUEUE);
-        let worker = Worker {
+        let worker = RelayListWorker {
             outbound: shared.outbound.clone(),
             limits: shared.limits.clone(),
             intake: shared.intake.clone(),
@@ -66,42 +66,42 @@ impl RelayListReader {
     }
 
     /// Queues a request; false if there are too many.
-    pub(super) fn send(&self, request: Request) -> bool {
+    pub(super) fn send(&self, request: RelayListRequest) -> bool {
         self.requests.try_send(request).is_ok()
     }
 }
 
 /// The reason why nothing is known of any author.
-enum Failure {
+enum RelayListFailure {
     Connect(Fault),
     Answer(Unanswered),
     /// The relay sent too many events.
     Flood,
 }
 
-impl From<Fault> for Failure {
+impl From<Fault> for RelayListFailure {
     fn from(fault: Fault) -> Self {
         Self::Connect(fault)
     }
 }
 
-impl From<Unanswered> for Failure {
+impl From<Unanswered> for RelayListFailure {
     fn from(unanswered: Unanswered) -> Self {
         Self::Answer(unanswered)
     }
 }
 
-struct Worker {
+struct RelayListWorker {
     outbound: Outbound,
     limits: Limits,
-    intake: Intake,
+    intake: EventIntake,
     inputs: mpsc::Sender<Input>,
     /// The connection of the last request.
     open: Option<(RelayUrl, Client)>,
 }
 
-impl Worker {
-    async fn run(mut self, mut requests: mpsc::Receiver<Request>) {
+impl RelayListWorker {
+    async fn run(mut self, mut requests: mpsc::Receiver<RelayListRequest>) {
         loop {
             let Ok(next) = timeout(IDLE_TIMEOUT, requests.recv()).await else {
                 self.open = None;
@@ -118,16 +118,22 @@ impl Worker {
         }
     }
 
-    async fn answer(&mut self, request: Request) {
+    async fn answer(&mut self, request: RelayListRequest) {
         let id = request.id;
         let outcome = match timeout(FETCH_TIMEOUT, self.fetch(&request)).await {
             Ok(Ok(events)) => self.offer(&request.source, events).await,
             Ok(Err(failure)) => {
                 let relay = &request.source;
                 match failure {
-                    Failure::Connect(why) => tracing::debug!(%relay, "no relay lists: {why}"),
-                    Failure::Answer(why) => tracing::debug!(%relay, "no relay lists: {why}"),
-                    Failure::Flood => tracing::debug!(%relay, "no relay lists: too many events"),
+                    RelayListFailure::Connect(why) => {
+                        tracing::debug!(%relay, "no relay lists: {why}")
+                    }
+                    RelayListFailure::Answer(why) => {
+                        tracing::debug!(%relay, "no relay lists: {why}")
+                    }
+                    RelayListFailure::Flood => {
+                        tracing::debug!(%relay, "no relay lists: too many events")
+                    }
                 }
                 FetchOutcome::Failed
             }
@@ -140,7 +146,7 @@ impl Worker {
     }
 
     /// Returns the newest event of each author and kind that the relay has.
-    async fn fetch(&mut self, request: &Request) -> Result<Vec<Event>, Failure> {
+    async fn fetch(&mut self, request: &RelayListRequest) -> Result<Vec<Event>, RelayListFailure> {
         let known = self.open.take();
         let known = known.filter(|(relay, _)| *relay == request.source);
         let mut client = match known {
@@ -197,7 +203,7 @@ impl Worker {
 }
 
 /// Reads the answer to one request up to its EOSE, and keeps the newest event of each author and kind.
-async fn read(client: &mut Client, filter: &Filter) -> Result<Vec<Event>, Failure> {
+async fn read(client: &mut Client, filter: &Filter) -> Result<Vec<Event>, RelayListFailure> {
     let asked = client.subscribe(filter).await?;
     let mut newest: BTreeMap<(PublicKey, Kind), Event> = BTreeMap::new();
     let mut received = 0;
@@ -207,7 +213,7 @@ async fn read(client: &mut Client, filter: &Filter) -> Result<Vec<Event>, Failur
             RelayMessage::Event(sub, event) if sub == asked => {
                 received += 1;
                 if received > MAX_EVENTS {
-                    return Err(Failure::Flood);
+                    return Err(RelayListFailure::Flood);
                 }
                 let size = size(&event);
                 let is_asked = filter.match_event(&event, MatchEventOptions::default());
@@ -282,13 +288,13 @@ mod tests {
     }
 
     /// Returns a worker, and the engine's end of its intake.
-    fn worker(local: Answers) -> (Worker, mpsc::Receiver<crate::engine::Input>) {
+    fn worker(local: Answers) -> (RelayListWorker, mpsc::Receiver<crate::engine::Input>) {
         let (to_engine, engine) = mpsc::channel(8);
         let (inputs, _) = mpsc::channel(8);
-        let worker = Worker {
+        let worker = RelayListWorker {
             outbound: Outbound::new(OutboundPolicy::default(), &Roots::default()),
             limits: Limits::default(),
-            intake: Intake::new(Arc::new(local), to_engine, Clock::system()),
+            intake: EventIntake::new(Arc::new(local), to_engine, Clock::system()),
             inputs,
             open: None,
         };

@@ -322,7 +322,8 @@ impl Observer for Log {
                 why,
                 failure,
             } => {
-                let (attempt, retry_in) = (failure.attempt, failure.retry_in);
+                let attempt = failure.attempt;
+                let retry_in = failure.retry_in;
                 tracing::warn!(%relay, attempt, ?retry_in, "could not connect: {why}");
             }
             Report::Health {
@@ -367,7 +368,8 @@ fn log_fault(report: &Report) {
             refusal,
             text,
         } => {
-            let (refusal, text) = (refusal.label(), text.as_str());
+            let refusal = refusal.label();
+            let text = text.as_str();
             tracing::warn!(%relay, refusal, text, "the relay does not support NIP-77; fetching history by pages");
         }
         Report::Refused {

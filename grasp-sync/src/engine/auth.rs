@@ -5,7 +5,7 @@ use std::time::Duration;
 use grasp_core::Mono;
 
 use super::io::{ConnId, Frame};
-use super::relay::Context;
+use super::relay::RelayContext;
 
 /// Time that a relay may take to send a challenge, or to answer our authentication.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -45,7 +45,12 @@ impl Auth {
     /// Handles a refusal; `again` if the request had been sent after authenticating. Returns whether to send it once
     /// more, as soon as authentication is not pending.
     #[must_use]
-    pub(super) fn require(&mut self, ctx: &mut Context<'_>, conn: ConnId, again: bool) -> bool {
+    pub(super) fn require(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        conn: ConnId,
+        again: bool,
+    ) -> bool {
         let is_challenged = *self == Self::Unasked { challenged: true };
         let helps = self.wanted(ctx.mono(), ctx.shared.config.can_authenticate, again);
         if helps && is_challenged {

@@ -13,8 +13,8 @@ use grasp_core::sync::{CONFIRMED_RETENTION, FilterHash, PendingItems};
 use super::filter::{Layer, compact_all};
 use super::history::CountAs;
 use super::io::{BatchId, JobId, LiveId, Report, SyncMethod, VisitId, VisitOutcome};
-use super::job::{Job, JobPhase, Method};
-use super::relay::{Context, InventoryRequest};
+use super::job::{FilterJob, JobMethod, JobPhase};
+use super::relay::{InventoryRequest, RelayContext};
 use super::subs::Subs;
 
 /// Queued pages that are considered for sharing a request.
@@ -70,9 +70,9 @@ pub(super) struct PendingBatch {
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     pub(super) batches: BTreeMap<BatchId, PendingBatch>,
-    pub(super) jobs: BTreeMap<JobId, Job>,
+    pub(super) jobs: BTreeMap<JobId, FilterJob>,
     /// Queued jobs by method: announcements first, polls last. Kept by [`set_phase`](Self::set_phase).
-    pub(super) queues: BTreeMap<Method, BTreeSet<(Purpose, JobId)>>,
+    pub(super) queues: BTreeMap<JobMethod, BTreeSet<(Purpose, JobId)>>,
     /// Jobs that back off, kept likewise.
     pub(super) backing_off: BTreeSet<(Mono, JobId)>,
     /// True if the relay is known not to support NIP-77.
@@ -82,32 +82,33 @@ pub(super) struct Backlog {
 }
 
 impl Backlog {
-    pub(super) fn get(&self, id: JobId) -> Option<&Job> {
+    pub(super) fn get(&self, id: JobId) -> Option<&FilterJob> {
         self.jobs.get(&id)
     }
 
-    pub(super) fn get_mut(&mut self, id: JobId) -> Option<&mut Job> {
+    pub(super) fn get_mut(&mut self, id: JobId) -> Option<&mut FilterJob> {
         self.jobs.get_mut(&id)
     }
 
     /// Starts a batch of jobs, one for each filter.
     pub(super) fn fetch(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         purpose: Purpose,
         filters: Vec<Filter>,
-        method: Method,
+        method: JobMethod,
         items: PendingItems,
         count_as: CountAs,
     ) {
         if filters.is_empty() {
             return;
         }
-        let (id, began) = (ctx.shared.ids.next(BatchId), ctx.now.unix);
+        let id = ctx.shared.ids.next(BatchId);
+        let began = ctx.now.unix;
         let planned = filters
             .into_iter()
             .map(|filter| plan(ctx, purpose, filter, method));
-        let (filters, methods): (Vec<Filter>, Vec<Method>) = planned.unzip();
+        let (filters, methods): (Vec<Filter>, Vec<JobMethod>) = planned.unzip();
         let sync_method = SyncMethod::Negentropy;
         let batch = PendingBatch {
             purpose,
@@ -118,7 +119,7 @@ impl Backlog {
         };
         self.batches.insert(id, batch);
         for (filter, method) in compact_all(filters).into_iter().zip(methods) {
-            self.add(ctx, id, Job::new(filter, began), method);
+            self.add(ctx, id, FilterJob::new(filter, began), method);
         }
     }
 
@@ -128,7 +129,13 @@ impl Backlog {
     }
 
     /// Adds a job to a batch: queued, or waiting if the relay refused this very filter.
-    pub(super) fn add(&mut self, ctx: &mut Context<'_>, batch: BatchId, job: Job, method: Method) {
+    pub(super) fn add(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        batch: BatchId,
+        job: FilterJob,
+        method: JobMethod,
+    ) {
         let refused = ctx
             .history
             .suspended
@@ -181,9 +188,9 @@ impl Backlog {
     }
 
     /// Puts a job into the queue of a method.
-    pub(super) fn queue(&mut self, id: JobId, method: Method) {
+    pub(super) fn queue(&mut self, id: JobId, method: JobMethod) {
         let method = if self.pages_only {
-            Method::Page
+            JobMethod::Page
         } else {
             method
         };
@@ -191,7 +198,7 @@ impl Backlog {
     }
 
     /// Makes a job wait before it is queued again.
-    pub(super) fn delay(&mut self, now: Mono, id: JobId, wait: Duration, then: Method) {
+    pub(super) fn delay(&mut self, now: Mono, id: JobId, wait: Duration, then: JobMethod) {
         self.set_phase(
             id,
             JobPhase::BackingOff {
@@ -219,9 +226,9 @@ impl Backlog {
     /// Returns the first job in the queue of a method that may start.
     pub(super) fn next_queued(
         &self,
-        method: Method,
-        may_start: impl Fn(Purpose, &Job) -> bool,
-    ) -> Option<(Purpose, JobId, Method)> {
+        method: JobMethod,
+        may_start: impl Fn(Purpose, &FilterJob) -> bool,
+    ) -> Option<(Purpose, JobId, JobMethod)> {
         let may_start = |(purpose, id): &&(Purpose, JobId)| {
             self.jobs
                 .get(id)
@@ -235,7 +242,8 @@ impl Backlog {
     /// relays refuse whole layers, and for the same purpose. Authentication is waited for by those that need it.
     pub(super) fn compatible_pages(&self, first: JobId) -> Vec<JobId> {
         let key = |id: JobId| {
-            let (job, batch) = (self.jobs.get(&id)?, self.batch_of(id)?);
+            let job = self.jobs.get(&id)?;
+            let batch = self.batch_of(id)?;
             Some((
                 job.layer,
                 discriminant(&batch.purpose),
@@ -246,7 +254,7 @@ impl Backlog {
         let wanted = key(first);
         let queue = self
             .queues
-            .get(&Method::Page)
+            .get(&JobMethod::Page)
             .into_iter()
             .flatten()
             .map(|(_, id)| *id);
@@ -254,7 +262,7 @@ impl Backlog {
         behind.filter(|id| key(*id) == wanted).collect()
     }
 
-    pub(super) fn jobs_where(&self, is_it: impl Fn(&Job) -> bool) -> Vec<JobId> {
+    pub(super) fn jobs_where(&self, is_it: impl Fn(&FilterJob) -> bool) -> Vec<JobId> {
         self.jobs
             .iter()
             .filter(|(_, job)| is_it(job))
@@ -263,14 +271,14 @@ impl Backlog {
     }
 
     /// Removes a job that is not wanted any more.
-    pub(super) fn remove(&mut self, ctx: &mut Context<'_>, id: JobId) -> Option<Job> {
+    pub(super) fn remove(&mut self, ctx: &mut RelayContext<'_>, id: JobId) -> Option<FilterJob> {
         self.forget_inventory(ctx, id);
         ctx.history.wants.abandon(id);
         self.end(id)
     }
 
     /// Takes out a job that has ended.
-    pub(super) fn end(&mut self, id: JobId) -> Option<Job> {
+    pub(super) fn end(&mut self, id: JobId) -> Option<FilterJob> {
         self.unindex(id);
         self.jobs.remove(&id)
     }
@@ -278,7 +286,7 @@ impl Backlog {
     /// Tells jobs that an event they waited for is here, or given up.
     pub(super) fn event_resolved(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         jobs: impl IntoIterator<Item = JobId>,
         is_here: bool,
     ) {
@@ -293,8 +301,8 @@ impl Backlog {
     }
 
     /// Ends a job if nothing is outstanding.
-    pub(super) fn end_if_complete(&mut self, ctx: &mut Context<'_>, id: JobId) {
-        if !self.get(id).is_some_and(Job::is_complete) {
+    pub(super) fn end_if_complete(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
+        if !self.get(id).is_some_and(FilterJob::is_complete) {
             return;
         }
         let Some(job) = self.end(id) else { return };
@@ -310,7 +318,7 @@ impl Backlog {
     }
 
     /// Ends a batch of which all jobs have ended.
-    pub(super) fn end_batch_if_complete(&mut self, ctx: &mut Context<'_>, id: BatchId) {
+    pub(super) fn end_batch_if_complete(&mut self, ctx: &mut RelayContext<'_>, id: BatchId) {
         if self.jobs_of(id).next().is_some() {
             return;
         }
@@ -328,7 +336,7 @@ impl Backlog {
     }
 
     /// Removes a job, and closes its subscription unless others share it.
-    pub(super) fn drop_job(&mut self, ctx: &mut Context<'_>, subs: &mut Subs, id: JobId) {
+    pub(super) fn drop_job(&mut self, ctx: &mut RelayContext<'_>, subs: &mut Subs, id: JobId) {
         let Some(sub) = self.remove(ctx, id).and_then(|job| job.sub()) else {
             return;
         };
@@ -338,7 +346,7 @@ impl Backlog {
     }
 
     /// Removes a batch and its jobs.
-    pub(super) fn drop_batch(&mut self, ctx: &mut Context<'_>, subs: &mut Subs, id: BatchId) {
+    pub(super) fn drop_batch(&mut self, ctx: &mut RelayContext<'_>, subs: &mut Subs, id: BatchId) {
         for job in self.jobs_of(id).map(|(job, _)| job).collect::<Vec<_>>() {
             self.drop_job(ctx, subs, job);
         }
@@ -348,7 +356,7 @@ impl Backlog {
     /// Removes the batch of a purpose; returns the start of its window, if it has any.
     pub(super) fn drop_batch_for(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         subs: &mut Subs,
         purpose: Purpose,
     ) -> Option<Timestamp> {
@@ -362,7 +370,7 @@ impl Backlog {
     }
 
     /// Releases the inventory of a job, and forgets the request for it.
-    pub(super) fn forget_inventory(&self, ctx: &mut Context<'_>, id: JobId) {
+    pub(super) fn forget_inventory(&self, ctx: &mut RelayContext<'_>, id: JobId) {
         ctx.shared.held_items.remove(&id);
         let is_its =
             |asker: &InventoryRequest| matches!(asker, InventoryRequest::Job(_, job) if *job == id);
@@ -375,35 +383,35 @@ impl Backlog {
     }
 
     /// Fetches everything by pages from now on. The caller closes the open NIP-77 sessions.
-    pub(super) fn use_pages_only(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn use_pages_only(&mut self, ctx: &mut RelayContext<'_>) {
         self.pages_only = true;
-        let is_to_be_paged = |job: &Job| {
-            let is_queued = matches!(job.phase, JobPhase::Queued(Method::Reconcile));
+        let is_to_be_paged = |job: &FilterJob| {
+            let is_queued = matches!(job.phase, JobPhase::Queued(JobMethod::Reconcile));
             is_queued || matches!(job.phase, JobPhase::Listing(_) | JobPhase::Comparing { .. })
         };
         for id in self.jobs_where(is_to_be_paged) {
             self.forget_inventory(ctx, id);
-            self.queue(id, Method::Page);
+            self.queue(id, JobMethod::Page);
         }
     }
 
     /// Returns whether sets can be compared with the relay: it supports NIP-77 and no backoff of it is in force.
-    pub(super) fn can_compare(&self, ctx: &Context<'_>) -> bool {
+    pub(super) fn can_compare(&self, ctx: &RelayContext<'_>) -> bool {
         !self.pages_only && ctx.history.neg.admit(ctx.mono()) == Admit::Go
     }
 
     /// Adds jobs for parts of a job to its batch.
     pub(super) fn add_parts(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         id: JobId,
         parts: impl IntoIterator<Item = Filter>,
-        method: Method,
+        method: JobMethod,
     ) {
         let Some(job) = self.jobs.get(&id) else {
             return;
         };
-        let parts: Vec<Job> = parts.into_iter().map(|filter| job.part(filter)).collect();
+        let parts: Vec<FilterJob> = parts.into_iter().map(|filter| job.part(filter)).collect();
         for part in parts {
             self.add(ctx, id.batch, part, method);
         }
@@ -419,7 +427,7 @@ impl Backlog {
         if !is_full || !has_items(&leader) {
             return;
         }
-        let mut others = self.jobs_where(Job::is_queued_comparison);
+        let mut others = self.jobs_where(FilterJob::is_queued_comparison);
         others.retain(has_items);
         for id in others {
             let _ = self.end(id);
@@ -440,7 +448,7 @@ impl Backlog {
             .map(|(id, _)| *id)
     }
 
-    pub(super) fn jobs_of(&self, batch: BatchId) -> impl Iterator<Item = (JobId, &Job)> {
+    pub(super) fn jobs_of(&self, batch: BatchId) -> impl Iterator<Item = (JobId, &FilterJob)> {
         let jobs = self.jobs.range(JobId { batch, number: 0 }..);
         jobs.take_while(move |(id, _)| id.batch == batch)
             .map(|(id, job)| (*id, job))
@@ -459,7 +467,7 @@ impl Backlog {
     }
 
     /// Returns whether anything but full sync is being fetched.
-    pub(super) fn has_other_work(&self, ctx: &Context<'_>) -> bool {
+    pub(super) fn has_other_work(&self, ctx: &RelayContext<'_>) -> bool {
         let suspended = ctx.suspended_layers();
         let backs_off = ctx.history.wants.is_backing_off(ctx.mono());
         let mut others = self.jobs.values().filter(|job| job.layer != Layer::All);
@@ -469,25 +477,34 @@ impl Backlog {
     /// Returns whether a job waits to be sent, or a message of its session.
     pub(super) fn wants_to_send(&self) -> bool {
         self.queues.values().any(|queue| !queue.is_empty())
-            || self.jobs.values().any(Job::has_neg_message)
+            || self.jobs.values().any(FilterJob::has_neg_message)
     }
 
     /// Returns whether a full comparison waits to start.
     pub(super) fn has_queued_comparison(&self) -> bool {
-        let mut queue = self.queues.get(&Method::Reconcile).into_iter().flatten();
-        queue.any(|(_, id)| self.jobs.get(id).is_some_and(Job::is_queued_comparison))
+        let mut queue = self.queues.get(&JobMethod::Reconcile).into_iter().flatten();
+        queue.any(|(_, id)| {
+            self.jobs
+                .get(id)
+                .is_some_and(FilterJob::is_queued_comparison)
+        })
     }
 }
 
 /// Chooses the window and method of a filter. What was proven in this pass is not compared again, only continued.
 /// Polled filters are always fetched as asked: nothing was received for them in between.
-fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> (Filter, Method) {
+fn plan(
+    ctx: &RelayContext<'_>,
+    purpose: Purpose,
+    filter: Filter,
+    method: JobMethod,
+) -> (Filter, JobMethod) {
     let is_rechecked = ctx.shared.config.recheck_announcements
         && ctx.history.is_resumed()
         && Layer::of(&filter) == Layer::Announcements;
     // A proof says nothing about events that the relay dropped since.
     let is_reach_back = matches!(purpose, Purpose::MissedLive(_));
-    if method == Method::Page || is_rechecked || is_reach_back || !purpose.is_history() {
+    if method == JobMethod::Page || is_rechecked || is_reach_back || !purpose.is_history() {
         return (filter, method);
     }
     match ctx
@@ -498,20 +515,21 @@ fn plan(ctx: &Context<'_>, purpose: Purpose, filter: Filter, method: Method) -> 
     {
         Some(proof) if proof.at >= ctx.history.pass.began => (
             filter.since(proof.until - CONFIRMED_RETENTION),
-            Method::Page,
+            JobMethod::Page,
         ),
         _ => (filter, method),
     }
 }
 
 /// Confirms the items of a batch that is complete.
-fn confirm(ctx: &mut Context<'_>, batch: BatchId, complete: PendingBatch) {
+fn confirm(ctx: &mut RelayContext<'_>, batch: BatchId, complete: PendingBatch) {
     let PendingBatch {
         items,
         sync_method: method,
         ..
     } = complete;
-    let (repos, roots) = (items.repos.len(), items.root_events.len());
+    let repos = items.repos.len();
+    let roots = items.root_events.len();
     ctx.history.state.confirm(items);
     ctx.report(|relay| Report::BatchConfirmed {
         relay,

@@ -12,7 +12,7 @@ use grasp_core::sync::{IndexChange, RootId, SyncLevel};
 use grasp_core::{Mono, RepoId, Version, kinds};
 
 use super::Config;
-use super::job::Method;
+use super::job::JobMethod;
 
 /// Returns the change that an accepted or held event makes to what is wanted; `None` for most.
 ///
@@ -50,7 +50,8 @@ pub fn index_change(event: &Event, level: SyncLevel) -> Option<IndexChange> {
 
 /// Adds an addressable or replaceable event to what it names by coordinate.
 fn member(event: &Event) -> Option<IndexChange> {
-    let (mut repos, mut of) = (Vec::new(), Vec::new());
+    let mut repos = Vec::new();
+    let mut of = Vec::new();
     for named in References::of(event)
         .coordinates
         .into_iter()
@@ -207,11 +208,11 @@ impl Discovery {
 
     /// Returns the method by which the history of what was discovered is fetched. What the feed brings before it has
     /// caught up was stored earlier, so much of its history may be here. Hardly anything about new items is.
-    pub(super) fn history_method(&self) -> Method {
+    pub(super) fn history_method(&self) -> JobMethod {
         if self.has_caught_up {
-            Method::Page
+            JobMethod::Page
         } else {
-            Method::Reconcile
+            JobMethod::Reconcile
         }
     }
 

@@ -15,12 +15,12 @@ use super::full_sync::{FALLBACK_FOR, max_offered};
 use super::io::{
     Delivered, Frame, InventoryFailed, InventoryId, JobId, Output, Report, Row, SubId,
 };
-use super::job::{Job, JobPhase, JobStep, MAX_TIME_SPLITS, Method, by_ids};
+use super::job::{FilterJob, JobMethod, JobPhase, JobStep, MAX_TIME_SPLITS, by_ids};
 use super::live::REQ_BYTES;
 use super::missing;
 use super::reconcile::{Comparison, MAX_NEEDED, ReconcileStep, Reconciliation};
-use super::relay::{Context, InventoryRequest};
-use super::session::{ClosedBy, Session};
+use super::relay::{InventoryRequest, RelayContext};
+use super::session::{ClosedBy, ConnectionSession};
 use super::subs::{Blocked, NEG_IDLE_TIMEOUT, NEG_OPEN_TIMEOUT, SubKind};
 use super::suspended::RequestMode;
 use super::visits::Scope;
@@ -32,16 +32,16 @@ const MAX_WANTED_TOTAL: usize = 1_000_000;
 /// Jobs of one connection above which full seconds are no longer split: a relay can make them up.
 const MAX_JOBS: usize = 20_000;
 
-impl Session {
+impl ConnectionSession {
     /// Sends what history asks for and may be sent now.
-    pub(super) fn send_history(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn send_history(&mut self, ctx: &mut RelayContext<'_>) {
         self.send_neg_messages(ctx);
         self.send_fetches(ctx);
         self.send_jobs(ctx);
     }
 
     /// Fetches offered events by id.
-    fn send_fetches(&mut self, ctx: &mut Context<'_>) {
+    fn send_fetches(&mut self, ctx: &mut RelayContext<'_>) {
         let now = ctx.mono();
         while ctx.history.wants.is_due(now) && !self.auth.is_pending() {
             if ctx.history.pace.reopens_at() > now {
@@ -62,12 +62,12 @@ impl Session {
     }
 
     /// Starts jobs in queue order, as far as slots and pace allow.
-    fn send_jobs(&mut self, ctx: &mut Context<'_>) {
-        let mut methods = vec![Method::Page, Method::Reconcile];
+    fn send_jobs(&mut self, ctx: &mut RelayContext<'_>) {
+        let mut methods = vec![JobMethod::Page, JobMethod::Reconcile];
         while ctx.history.pace.reopens_at() <= ctx.mono() {
             let suspended = ctx.suspended_layers();
             let has_other_work = OnceCell::new();
-            let may_start = |purpose: Purpose, job: &Job| {
+            let may_start = |purpose: Purpose, job: &FilterJob| {
                 let pauses = self
                     .full_sync
                     .is_some_and(|one| one.pauses_comparison(ctx.mono(), purpose));
@@ -83,8 +83,8 @@ impl Session {
                 return;
             };
             let start = match method {
-                Method::Page => self.start_pages(ctx, id),
-                Method::Reconcile => self.start_reconciliation(ctx, id),
+                JobMethod::Page => self.start_pages(ctx, id),
+                JobMethod::Reconcile => self.start_reconciliation(ctx, id),
             };
             match start {
                 Ok(()) => {}
@@ -95,21 +95,29 @@ impl Session {
     }
 
     /// Lets a job decide, and takes the step that follows.
-    fn step(&mut self, ctx: &mut Context<'_>, id: JobId, decide: impl FnOnce(&mut Job) -> JobStep) {
+    fn step(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        decide: impl FnOnce(&mut FilterJob) -> JobStep,
+    ) {
         if let Some(step) = self.backlog.get_mut(id).map(decide) {
             self.take_step(ctx, id, step);
         }
     }
 
-    pub(super) fn take_step(&mut self, ctx: &mut Context<'_>, id: JobId, step: JobStep) {
+    pub(super) fn take_step(&mut self, ctx: &mut RelayContext<'_>, id: JobId, step: JobStep) {
         match step {
             JobStep::Check => self.backlog.end_if_complete(ctx, id),
             JobStep::Queue(method) => self.backlog.queue(id, method),
-            JobStep::NoNegentropy => self.backlog.queue(id, Method::Page),
+            JobStep::NoNegentropy => self.backlog.queue(id, JobMethod::Page),
             JobStep::BackOff(wait, method) => self.backlog.delay(ctx.mono(), id, wait, method),
             JobStep::Fail => self.fail(ctx, id),
             JobStep::Authenticate(method) => {
-                let again = self.backlog.get_mut(id).is_some_and(Job::authenticate);
+                let again = self
+                    .backlog
+                    .get_mut(id)
+                    .is_some_and(FilterJob::authenticate);
                 match self.auth.require(ctx, self.subs.conn, again) {
                     true => self.backlog.queue(id, method),
                     false => self.suspend_and_queue(ctx, id, method),
@@ -119,7 +127,7 @@ impl Session {
             JobStep::SwitchToPages => self.switch_to_pages(ctx, id),
             JobStep::SplitByTime(method) => self.split_by_time(ctx, id, method),
             JobStep::SplitByContent => match self.backlog.get(id).map(|job| split(&job.filter())) {
-                Some(Some(parts)) => self.replace(ctx, id, parts, Method::Page),
+                Some(Some(parts)) => self.replace(ctx, id, parts, JobMethod::Page),
                 _ => self.give_up_filter(ctx, id),
             },
             JobStep::SplitPages => self.split_pages(ctx, id),
@@ -130,7 +138,7 @@ impl Session {
     }
 
     /// Handles a failed job: a poll ends with it, any other job is tried again later, less and less often.
-    pub(super) fn fail(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    pub(super) fn fail(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         if self
             .backlog
             .batch_of(id)
@@ -138,11 +146,11 @@ impl Session {
         {
             return self.backlog.drop_batch(ctx, &mut self.subs, id.batch);
         }
-        self.step(ctx, id, Job::failed);
+        self.step(ctx, id, FilterJob::failed);
     }
 
     /// Gives up a filter that the relay refuses and that cannot be split: it is not sent again for a day.
-    fn give_up_filter(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    fn give_up_filter(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         let Some(job) = self.backlog.get(id) else {
             return;
         };
@@ -150,11 +158,11 @@ impl Session {
             .suspended
             .suspend_filter(ctx.now.mono, job.hash());
         self.backlog
-            .delay(ctx.mono(), id, SUSPENDED_FOR, Method::Page);
+            .delay(ctx.mono(), id, SUSPENDED_FOR, JobMethod::Page);
     }
 
     /// Continues a job with pages. A recheck ends instead: by pages it would fetch everything again.
-    pub(super) fn switch_to_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    pub(super) fn switch_to_pages(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         if self
             .backlog
             .batch_of(id)
@@ -167,11 +175,16 @@ impl Session {
         };
         job.forget_offers();
         ctx.history.wants.abandon(id);
-        self.backlog.queue(id, Method::Page);
+        self.backlog.queue(id, JobMethod::Page);
     }
 
     /// Splits a job by time; continues with pages if that is no longer possible.
-    pub(super) fn split_by_time(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
+    pub(super) fn split_by_time(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        method: JobMethod,
+    ) {
         if self
             .backlog
             .get(id)
@@ -185,19 +198,25 @@ impl Session {
             .filter(|job| job.splits < MAX_TIME_SPLITS);
         match job.and_then(|job| bisect(&job.filter(), ctx.now.unix)) {
             Some(parts) => self.replace(ctx, id, parts, method),
-            None if method == Method::Reconcile => self.switch_to_pages(ctx, id),
+            None if method == JobMethod::Reconcile => self.switch_to_pages(ctx, id),
             None => self.fail(ctx, id),
         }
     }
 
-    fn replace(&mut self, ctx: &mut Context<'_>, id: JobId, parts: [Filter; 2], method: Method) {
+    fn replace(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        parts: [Filter; 2],
+        method: JobMethod,
+    ) {
         self.backlog.add_parts(ctx, id, parts, method);
         // The parts belong to the batch by now, so this completes nothing.
         let _ = self.backlog.end(id);
     }
 
     /// Splits a job that keeps getting full pages into parts that share requests.
-    fn split_pages(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    fn split_pages(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         let limit = ctx.history.profile.page;
         let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         let page = self
@@ -212,7 +231,7 @@ impl Session {
         };
         let parts = split_into(&rest, max_pages);
         if parts.len() < 2 {
-            return self.backlog.queue(id, Method::Page);
+            return self.backlog.queue(id, JobMethod::Page);
         }
         self.backlog.set_phase(id, JobPhase::AwaitingJudgement);
         // The rest is left to parts, which prove it.
@@ -220,13 +239,13 @@ impl Session {
             .get_mut(id)
             .into_iter()
             .for_each(|job| job.is_partial = true);
-        self.backlog.add_parts(ctx, id, parts, Method::Page);
+        self.backlog.add_parts(ctx, id, parts, JobMethod::Page);
         self.backlog.end_if_complete(ctx, id);
     }
 
     /// Fetches seconds in parts that held more than a page, then ends the job if that was all.
-    fn fill_gaps(&mut self, ctx: &mut Context<'_>, id: JobId, gaps: Vec<Timestamp>) {
-        let Some(filter) = self.backlog.get(id).map(Job::filter) else {
+    fn fill_gaps(&mut self, ctx: &mut RelayContext<'_>, id: JobId, gaps: Vec<Timestamp>) {
+        let Some(filter) = self.backlog.get(id).map(FilterJob::filter) else {
             return;
         };
         for at in gaps {
@@ -243,14 +262,14 @@ impl Session {
                 }
             };
             let parts = parts.into_iter().map(|part| part.since(at).until(at));
-            self.backlog.add_parts(ctx, id, parts, Method::Page);
+            self.backlog.add_parts(ctx, id, parts, JobMethod::Page);
         }
         self.backlog.end_if_complete(ctx, id);
     }
 
     /// Sends the first queued page, with other queued pages that fit the same request: relays truncate their answer
     /// to each filter separately, and count requests.
-    fn start_pages(&mut self, ctx: &mut Context<'_>, first: JobId) -> Result<(), Blocked> {
+    fn start_pages(&mut self, ctx: &mut RelayContext<'_>, first: JobId) -> Result<(), Blocked> {
         if !has_room(&ctx.history.ledger, SlotClass::Fetch) {
             return Err(Blocked::BySlots);
         }
@@ -290,10 +309,12 @@ impl Session {
     /// job is at its end.
     fn collect_pages(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         first: JobId,
     ) -> (Vec<JobId>, Vec<Filter>, usize) {
-        let (mut jobs, mut filters, mut bytes) = (Vec::new(), Vec::new(), REQ_BYTES);
+        let mut jobs = Vec::new();
+        let mut filters = Vec::new();
+        let mut bytes = REQ_BYTES;
         let max_pages = self.budget.filters_per_req.min(self.pages_per_req);
         for id in self.backlog.compatible_pages(first) {
             let Some(job) = self.backlog.get_mut(id) else {
@@ -319,7 +340,7 @@ impl Session {
 
     pub(super) fn pages_delivered(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         sub: SubId,
         jobs: &[JobId],
         rows: &[Delivered],
@@ -344,7 +365,7 @@ impl Session {
 
     pub(super) fn pages_ended(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         sub: SubId,
         jobs: &[JobId],
         hint: Option<EoseHint>,
@@ -367,7 +388,7 @@ impl Session {
     /// Handles a refused request. If it may be about one filter only, the pages are sent one by one from now on.
     pub(super) fn pages_refused(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         jobs: &[JobId],
         refusal: Refusal,
     ) {
@@ -389,7 +410,7 @@ impl Session {
     }
 
     /// Suspends the layer of a job, which waits for the end of that in its queue.
-    fn suspend_and_queue(&mut self, ctx: &mut Context<'_>, id: JobId, method: Method) {
+    fn suspend_and_queue(&mut self, ctx: &mut RelayContext<'_>, id: JobId, method: JobMethod) {
         let layer = self.backlog.get(id).map(|job| job.layer);
         layer
             .into_iter()
@@ -398,7 +419,7 @@ impl Session {
     }
 
     /// Suspends a layer that the relay refuses; falls back to filters if it refuses full sync.
-    pub(super) fn suspend(&mut self, ctx: &mut Context<'_>, layer: Layer, mode: RequestMode) {
+    pub(super) fn suspend(&mut self, ctx: &mut RelayContext<'_>, layer: Layer, mode: RequestMode) {
         match layer {
             Layer::All => self.fall_back_to_filters(ctx),
             Layer::Announcements | Layer::Repos | Layer::Roots => ctx.suspend(layer, mode),
@@ -406,7 +427,7 @@ impl Session {
     }
 
     /// Fetches the histories that waited for a full comparison by filters, because too much differs.
-    fn fetch_histories_by_filters(&mut self, ctx: &mut Context<'_>) {
+    fn fetch_histories_by_filters(&mut self, ctx: &mut RelayContext<'_>) {
         if let Some(full_sync) = &mut self.full_sync {
             full_sync.differs_too_much(ctx.mono());
         }
@@ -414,7 +435,7 @@ impl Session {
     }
 
     /// Falls back to filters: full sync is refused, or not worth it.
-    pub(super) fn fall_back_to_filters(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn fall_back_to_filters(&mut self, ctx: &mut RelayContext<'_>) {
         if self.full_sync.take().is_some() {
             ctx.history.filters_until = ctx.mono() + FALLBACK_FOR;
             self.live.needs_rebuild = true;
@@ -425,7 +446,11 @@ impl Session {
     }
 
     /// Replaces jobs for everything by jobs for filters. Polls end, and start again with the live set.
-    fn replace_by_filters(&mut self, ctx: &mut Context<'_>, which: impl Fn(&Job) -> bool) {
+    fn replace_by_filters(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        which: impl Fn(&FilterJob) -> bool,
+    ) {
         for id in self
             .backlog
             .jobs_where(|job| job.layer == Layer::All && which(job))
@@ -439,7 +464,7 @@ impl Session {
         }
     }
 
-    fn replace_job_by_filters(&mut self, ctx: &mut Context<'_>, id: JobId) {
+    fn replace_job_by_filters(&mut self, ctx: &mut RelayContext<'_>, id: JobId) {
         let job = self.backlog.get(id).zip(self.backlog.batch_of(id));
         let Some((job, its_batch)) = job else { return };
         let items = match its_batch.purpose {
@@ -451,12 +476,12 @@ impl Session {
         };
         let (began, (since, _)) = (job.began, job.window());
         let method = if since.is_some() {
-            Method::Page
+            JobMethod::Page
         } else {
-            Method::Reconcile
+            JobMethod::Reconcile
         };
         for filter in build_layer2_and_layer3_filters(&items, since, &self.budget) {
-            let part = Job::new(CompactFilter::new(filter, None), began);
+            let part = FilterJob::new(CompactFilter::new(filter, None), began);
             self.backlog.add(ctx, id.batch, part, method);
         }
         self.backlog.drop_job(ctx, &mut self.subs, id);
@@ -470,11 +495,11 @@ pub(super) fn has_room(ledger: &SlotLedger, class: SlotClass) -> bool {
 }
 
 /// Comparisons of sets with a relay (NIP-77): a session for each job, from our inventory to the ids that are missing here.
-impl Session {
+impl ConnectionSession {
     /// Starts a reconciliation by asking the local relay for its inventory.
     pub(super) fn start_reconciliation(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         id: JobId,
     ) -> Result<(), Blocked> {
         let now = ctx.mono();
@@ -494,7 +519,8 @@ impl Session {
         let Some(job) = self.backlog.get(id) else {
             return Ok(());
         };
-        let (filter, layer) = (job.filter(), job.layer);
+        let filter = job.filter();
+        let layer = job.layer;
         let bytes = wire_len(&filter) + 80;
         let sub = self
             .subs
@@ -516,7 +542,7 @@ impl Session {
     /// Starts a comparison with the inventory of the local relay.
     pub(super) fn inventory(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         id: JobId,
         items: Result<Vec<Row>, InventoryFailed>,
     ) {
@@ -530,16 +556,18 @@ impl Session {
         // With nothing to compare, pages bring more for each request, and requests are limited here.
         if ctx.history.profile.counts_frames && items.as_ref().is_ok_and(Vec::is_empty) {
             self.subs.close(ctx, sub);
-            return self.backlog.queue(id, Method::Page);
+            return self.backlog.queue(id, JobMethod::Page);
         }
         let (since, until) = job.window();
         let is_within = |row: &Row| {
             since.is_none_or(|since| row.at >= since) && until.is_none_or(|until| row.at <= until)
         };
-        let (original, layer) = (job.original_hash(), job.layer);
+        let original = job.original_hash();
+        let layer = job.layer;
         let refused = ctx.shared.rejected.rows(&original).filter(is_within);
         let frame = ctx.history.profile.neg_frame;
-        let (max_ids, max_items) = (max_offered(full_sync, layer), MAX_INVENTORY_ITEMS);
+        let max_ids = max_offered(full_sync, layer);
+        let max_items = MAX_INVENTORY_ITEMS;
         let failed = items.as_ref().err().copied();
         let opened = items
             .ok()
@@ -552,7 +580,8 @@ impl Session {
             return self.not_listed(ctx, id, failed);
         };
         ctx.shared.held_items.insert(id, reconciliation.items());
-        let (reconciliation, outgoing) = (Box::new(reconciliation), Some(first));
+        let reconciliation = Box::new(reconciliation);
+        let outgoing = Some(first);
         job.phase = JobPhase::Comparing {
             sub,
             reconciliation,
@@ -562,7 +591,7 @@ impl Session {
 
     /// Continues without the list of what is stored here. A poll or a recheck ends: by pages it would fetch everything
     /// again.
-    fn not_listed(&mut self, ctx: &mut Context<'_>, id: JobId, why: Option<InventoryFailed>) {
+    fn not_listed(&mut self, ctx: &mut RelayContext<'_>, id: JobId, why: Option<InventoryFailed>) {
         let purpose = self.backlog.batch_of(id).map(|batch| batch.purpose);
         let goes_on = purpose.is_some_and(|it| it.is_history() || matches!(it, Purpose::Visit(_)));
         match goes_on {
@@ -571,7 +600,7 @@ impl Session {
         }
     }
 
-    pub(super) fn neg_msg(&mut self, ctx: &mut Context<'_>, sub: SubId, message: &[u8]) {
+    pub(super) fn neg_msg(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, message: &[u8]) {
         let Some(SubKind::Neg(id)) = self.subs.kind(sub) else {
             return;
         };
@@ -585,7 +614,7 @@ impl Session {
             Some(ReconcileStep::Done(found)) => self.compared(ctx, id, sub, found),
             Some(ReconcileStep::TooMuch) => {
                 self.end_session(ctx, id, sub);
-                self.split_by_time(ctx, id, Method::Reconcile);
+                self.split_by_time(ctx, id, JobMethod::Reconcile);
             }
             Some(ReconcileStep::Broken) => {
                 self.refused(ctx, sub, Refusal::NegProtocol, "", ClosedBy::Us);
@@ -594,7 +623,13 @@ impl Session {
     }
 
     /// Ends a session whose sets are compared, and wants the events that are missing here.
-    fn compared(&mut self, ctx: &mut Context<'_>, id: JobId, sub: SubId, mut found: Comparison) {
+    fn compared(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        id: JobId,
+        sub: SubId,
+        mut found: Comparison,
+    ) {
         let Some(job) = self.backlog.get(id) else {
             return;
         };
@@ -623,7 +658,8 @@ impl Session {
             full_sync.compared(ctx.mono(), took);
         }
         self.end_session(ctx, id, sub);
-        let (now, wants) = (ctx.mono(), &mut ctx.history.wants);
+        let now = ctx.mono();
+        let wants = &mut ctx.history.wants;
         let results = needed
             .into_iter()
             .map(|event| wants.want(now, event, Some(id)));
@@ -633,14 +669,14 @@ impl Session {
     }
 
     /// Closes the session of a job, and releases its inventory.
-    pub(super) fn end_session(&mut self, ctx: &mut Context<'_>, id: JobId, sub: SubId) {
+    pub(super) fn end_session(&mut self, ctx: &mut RelayContext<'_>, id: JobId, sub: SubId) {
         self.subs.close(ctx, sub);
         self.backlog.forget_inventory(ctx, id);
     }
 
     pub(super) fn neg_refused(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         id: JobId,
         refusal: Refusal,
         text: &str,
@@ -670,7 +706,7 @@ impl Session {
                     });
                 }
             }
-            (JobStep::Queue(Method::Reconcile), Refusal::NegSessions) => {
+            (JobStep::Queue(JobMethod::Reconcile), Refusal::NegSessions) => {
                 let open = ctx.history.ledger.in_use_by(SlotClass::Reconcile);
                 self.max_neg_sessions = self.max_neg_sessions.min(open.max(1));
             }
@@ -680,9 +716,9 @@ impl Session {
     }
 
     /// Sends the next messages of the NIP-77 sessions under way.
-    pub(super) fn send_neg_messages(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn send_neg_messages(&mut self, ctx: &mut RelayContext<'_>) {
         let now = ctx.mono();
-        for id in self.backlog.jobs_where(Job::has_neg_message) {
+        for id in self.backlog.jobs_where(FilterJob::has_neg_message) {
             let Some(job) = self.backlog.get_mut(id) else {
                 continue;
             };
@@ -719,7 +755,7 @@ impl Session {
 
 /// Notes our events that a relay lacks. In full sync it need not have all of them: those of its own repositories
 /// count once they are attributed to one.
-fn note_lacking(ctx: &mut Context<'_>, layer: Layer, filter: &Filter, found: Comparison) {
+fn note_lacking(ctx: &mut RelayContext<'_>, layer: Layer, filter: &Filter, found: Comparison) {
     let Comparison {
         items,
         lacking,

@@ -19,11 +19,11 @@ use super::backlog::Purpose;
 use super::filter::{Layer, wire_len};
 use super::history::CountAs;
 use super::io::{Judged, Outcome};
-use super::job::Method;
+use super::job::JobMethod;
 use super::judge::Arrival;
 use super::reconcile::MAX_NEEDED;
-use super::relay::Context;
-use super::session::Session;
+use super::relay::RelayContext;
+use super::session::ConnectionSession;
 use super::visits::Scope;
 
 /// The cost and benefit of full sync on one connection.
@@ -137,10 +137,10 @@ impl FullSync {
     }
 }
 
-impl Session {
+impl ConnectionSession {
     /// Returns whether the connection uses full sync; switches to it if these filters, with those that are open,
     /// exceed the limit. Filters for states of held repositories do not count: nothing else of these is wanted.
-    pub(super) fn try_full_sync(&mut self, ctx: &mut Context<'_>, filters: &[Filter]) -> bool {
+    pub(super) fn try_full_sync(&mut self, ctx: &mut RelayContext<'_>, filters: &[Filter]) -> bool {
         if ctx.history.scope != Scope::Full {
             return false;
         }
@@ -166,7 +166,7 @@ impl Session {
 
     /// Returns whether the history of these filters is fetched by a full comparison: that is work for both sides, so
     /// a few filters are sent as they are.
-    pub(super) fn covered_by_full_sync(&self, ctx: &Context<'_>, filters: &[Filter]) -> bool {
+    pub(super) fn covered_by_full_sync(&self, ctx: &RelayContext<'_>, filters: &[Filter]) -> bool {
         let compares = self
             .full_sync
             .is_some_and(|full_sync| full_sync.compares(ctx.mono()));
@@ -179,14 +179,14 @@ impl Session {
     /// missing here, and much that the relay has may belong to others. Their threads and members come by comparison.
     pub(super) fn fetch_in_full_sync(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         items: PendingItems,
-        method: Method,
+        method: JobMethod,
         count_as: CountAs,
     ) {
         let (repos, threads) = match method {
-            Method::Reconcile => (PendingItems::default(), items),
-            Method::Page => {
+            JobMethod::Reconcile => (PendingItems::default(), items),
+            JobMethod::Page => {
                 let PendingItems {
                     repos,
                     root_events,
@@ -211,14 +211,14 @@ impl Session {
             .fetch(ctx, Purpose::Items, filters, method, repos, count_as);
         let filters = build_layer2_and_layer3_filters(&threads, None, &self.budget);
         let (filters, method) = match self.covered_by_full_sync(ctx, &filters) {
-            true => (vec![all_events()], Method::Reconcile),
+            true => (vec![all_events()], JobMethod::Reconcile),
             false => (filters, method),
         };
         self.backlog
             .fetch(ctx, Purpose::Items, filters, method, threads, count_as);
     }
 
-    fn exceeds_full_sync_limit(&self, ctx: &Context<'_>, bytes: usize) -> bool {
+    fn exceeds_full_sync_limit(&self, ctx: &RelayContext<'_>, bytes: usize) -> bool {
         ctx.history
             .profile
             .full_sync_from

@@ -16,7 +16,7 @@ use grasp_core::{Mono, Now, RelayUrl};
 use super::Config;
 use super::facts::{RelayFacts, RelayProfile};
 use super::health::RelayHealth;
-use super::relay::{Context, Link, RelayRecord};
+use super::relay::{Link, RelayContext, RelayRecord};
 use super::retry::Wants;
 use super::suspended::Suspended;
 use super::visits::Scope;
@@ -267,7 +267,7 @@ impl HistoryPass {
 }
 
 /// Marks the relay as connected, and chooses what to fetch.
-pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
+pub(super) fn choose_start(ctx: &mut RelayContext<'_>) -> StartMode {
     let Now { mono, unix } = ctx.now;
     let history = &mut *ctx.history;
     let is_due = mono >= history.daily;
@@ -300,7 +300,7 @@ pub(super) fn choose_start(ctx: &mut Context<'_>) -> StartMode {
 }
 
 /// Continues an unfinished pass from what is confirmed, or else from what is proven on disk.
-fn continue_pass(ctx: &mut Context<'_>, kept: RelaySyncNeeds) -> StartMode {
+fn continue_pass(ctx: &mut RelayContext<'_>, kept: RelaySyncNeeds) -> StartMode {
     let HistoryPass {
         began,
         complete_until,

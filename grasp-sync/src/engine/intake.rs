@@ -69,7 +69,8 @@ impl SyncEngine {
 
     /// Handles the answer to which repositories the events belong to that a relay lacks.
     fn found_missing(&mut self, now: Now, question: Question, found: BTreeSet<EventId>) {
-        let (relay, is_uncounted) = (question.relay.clone(), question.is_uncounted);
+        let relay = question.relay.clone();
+        let is_uncounted = question.is_uncounted;
         let (repo, found) = match question.answered(found) {
             Attribution::Of(repo, found) => (repo, found),
             Attribution::Ask(more) => return missing::ask(&mut self.shared, &mut self.out, more),
@@ -230,7 +231,8 @@ impl SyncEngine {
                     retry: Retry::Soon, ..
                 } => {}
                 Outcome::Refused { event, .. } => {
-                    let (rejected, event) = (&mut self.shared.rejected, event.clone());
+                    let rejected = &mut self.shared.rejected;
+                    let event = event.clone();
                     again.extend(rejected.refused(now.mono, relay, filter, one.row, event));
                 }
                 Outcome::Stored | Outcome::Held | Outcome::Known => {

@@ -19,7 +19,7 @@ use super::retry::WantResult;
 
 /// The method of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Method {
+pub(super) enum JobMethod {
     /// NIP-77, then fetches by id.
     Reconcile,
     /// Requests page by page.
@@ -38,7 +38,7 @@ pub(super) enum Method {
 ///    BackingOff ◀───────┘
 /// ```
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct FilterJob {
     pub(super) layer: Layer,
     /// The filter with its window, without a limit.
     compact: CompactFilter,
@@ -89,7 +89,7 @@ struct Once {
 #[derive(Debug)]
 pub(super) enum JobPhase {
     /// Waits for a slot and for the pace.
-    Queued(Method),
+    Queued(JobMethod),
     /// The local relay is asked for its inventory. The slot of the session to come is taken.
     Listing(SubId),
     /// The sets are being compared.
@@ -111,7 +111,7 @@ pub(super) enum JobPhase {
     BackingOff {
         until: Mono,
         /// The method to queue for then.
-        then: Method,
+        then: JobMethod,
     },
 }
 
@@ -139,20 +139,20 @@ const MIN_TELLING_OFFERS: usize = 20;
 pub(super) enum JobStep {
     /// End it if nothing is outstanding.
     Check,
-    Queue(Method),
-    BackOff(Duration, Method),
+    Queue(JobMethod),
+    BackOff(Duration, JobMethod),
     /// Give up for now: a poll ends, any other job backs off.
     Fail,
     /// Authenticate, and queue it for then.
-    Authenticate(Method),
+    Authenticate(JobMethod),
     /// Suspend its layer, and queue it.
-    Suspend(Method),
+    Suspend(JobMethod),
     /// Queue it as pages: the relay does not reconcile, or fails to.
     NoNegentropy,
     /// Continue with pages: the relay offers much and delivers little, or there is no list to compare it with.
     SwitchToPages,
     /// Split its window in two.
-    SplitByTime(Method),
+    SplitByTime(JobMethod),
     /// Split the values of its filter in two.
     SplitByContent,
     /// Split its pages into parts that share requests: there are many.
@@ -165,7 +165,7 @@ pub(super) enum JobStep {
     FillGaps(Vec<Timestamp>),
 }
 
-impl Job {
+impl FilterJob {
     pub(super) fn new(compact: CompactFilter, began: Timestamp) -> Self {
         Self {
             layer: compact.layer,
@@ -173,7 +173,7 @@ impl Job {
             original: None,
             compact,
             began,
-            phase: JobPhase::Queued(Method::Reconcile),
+            phase: JobPhase::Queued(JobMethod::Reconcile),
             pager: None,
             unjudged: BTreeSet::new(),
             pages: 0,
@@ -191,7 +191,8 @@ impl Job {
 
     /// Returns a job for a part of this one.
     pub(super) fn part(&self, filter: Filter) -> Self {
-        let (splits, original) = (self.splits + 1, Some(self.original_hash()));
+        let splits = self.splits + 1;
+        let original = Some(self.original_hash());
         let part = Self::new(CompactFilter::new(filter, None), self.began);
         Self {
             splits,
@@ -244,12 +245,12 @@ impl Job {
             Refusal::Rate => self.advance(next),
             _ if refusal.is_for_room() && self.may_retry_for_room() => self.advance(next),
             Refusal::Transient if !std::mem::replace(&mut self.once.was_retried, true) => {
-                JobStep::BackOff(RETRY_DELAY, Method::Page)
+                JobStep::BackOff(RETRY_DELAY, JobMethod::Page)
             }
-            Refusal::AuthRequired => JobStep::Authenticate(Method::Page),
-            Refusal::Policy => JobStep::Suspend(Method::Page),
+            Refusal::AuthRequired => JobStep::Authenticate(JobMethod::Page),
+            Refusal::Policy => JobStep::Suspend(JobMethod::Page),
             Refusal::Malformed => JobStep::SplitByContent,
-            Refusal::SetTooLarge => JobStep::SplitByTime(Method::Page),
+            Refusal::SetTooLarge => JobStep::SplitByTime(JobMethod::Page),
             Refusal::FilterCount | Refusal::Unknown => JobStep::GiveUpFilter,
             _ => JobStep::Fail,
         }
@@ -257,18 +258,18 @@ impl Job {
 
     fn session_refused(&mut self, refusal: Refusal) -> JobStep {
         match refusal {
-            Refusal::Rate => JobStep::Queue(Method::Reconcile),
+            Refusal::Rate => JobStep::Queue(JobMethod::Reconcile),
             _ if refusal.is_for_room() && self.may_retry_for_room() => {
-                JobStep::Queue(Method::Reconcile)
+                JobStep::Queue(JobMethod::Reconcile)
             }
-            Refusal::SetTooLarge => JobStep::SplitByTime(Method::Reconcile),
+            Refusal::SetTooLarge => JobStep::SplitByTime(JobMethod::Reconcile),
             Refusal::NegClosed if !std::mem::replace(&mut self.once.was_reopened, true) => {
-                JobStep::Queue(Method::Reconcile)
+                JobStep::Queue(JobMethod::Reconcile)
             }
-            Refusal::AuthRequired => JobStep::Authenticate(Method::Reconcile),
+            Refusal::AuthRequired => JobStep::Authenticate(JobMethod::Reconcile),
             // This is about the filter, or about reconciling it; its pages will show.
             Refusal::NegClosed | Refusal::NegProtocol | Refusal::Malformed | Refusal::Policy => {
-                JobStep::Queue(Method::Page)
+                JobStep::Queue(JobMethod::Page)
             }
             _ => JobStep::NoNegentropy,
         }
@@ -281,9 +282,9 @@ impl Job {
         }
         self.failures = self.failures.saturating_add(1);
         let method = if self.pager.is_some() {
-            Method::Page
+            JobMethod::Page
         } else {
-            Method::Reconcile
+            JobMethod::Reconcile
         };
         JobStep::BackOff(REQUEST_BACKOFF.delay_after(self.failures), method)
     }
@@ -364,7 +365,7 @@ impl Job {
     /// Continues after a page: the next page, the end, or a failure.
     fn advance(&mut self, next: Option<Next>) -> JobStep {
         match next {
-            Some(Next::Ask(_)) => JobStep::Queue(Method::Page),
+            Some(Next::Ask(_)) => JobStep::Queue(JobMethod::Page),
             Some(Next::Done(Ending::Exhausted)) => {
                 let gaps = self.gap_seconds();
                 if self.layer == Layer::All && !gaps.is_empty() {
@@ -501,7 +502,7 @@ impl Job {
 
     /// Returns whether it is a full comparison that waits to start.
     pub(super) fn is_queued_comparison(&self) -> bool {
-        self.layer == Layer::All && matches!(self.phase, JobPhase::Queued(Method::Reconcile))
+        self.layer == Layer::All && matches!(self.phase, JobPhase::Queued(JobMethod::Reconcile))
     }
 
     /// Returns whether its session waits for us: for the local relay's inventory, or for permission to send.
@@ -555,12 +556,12 @@ mod tests {
     use super::super::io::Ids;
     use super::*;
 
-    fn job_for(filter: Filter) -> Job {
+    fn job_for(filter: Filter) -> FilterJob {
         let compact = CompactFilter::new(filter, None);
-        Job::new(compact, Timestamp::from_secs(900))
+        FilterJob::new(compact, Timestamp::from_secs(900))
     }
 
-    fn job() -> Job {
+    fn job() -> FilterJob {
         job_for(build_announcement_filter(None))
     }
 
@@ -571,7 +572,7 @@ mod tests {
         }
     }
 
-    fn page(job: &mut Job, rows: &[Row]) -> JobStep {
+    fn page(job: &mut FilterJob, rows: &[Row]) -> JobStep {
         job.phase = JobPhase::Paging {
             sub: Ids::default().next(SubId),
             rows: Vec::new(),

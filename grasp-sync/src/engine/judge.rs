@@ -6,16 +6,16 @@ use grasp_core::nostr::event::EventId;
 use grasp_core::sync::FilterHash;
 
 use super::io::{JobId, Judged, Outcome, Report, SubId};
-use super::job::Job;
-use super::relay::Context;
+use super::job::FilterJob;
+use super::relay::RelayContext;
 use super::retry::{IdsEnded, Missed, WantResult};
-use super::session::Session;
+use super::session::ConnectionSession;
 use super::subs::{SubKind, Unjudged};
 
 const MIN_IDS_PER_FETCH: usize = 10;
 
-impl Session {
-    pub(super) fn ids_ended(&mut self, ctx: &mut Context<'_>, sub: SubId) {
+impl ConnectionSession {
+    pub(super) fn ids_ended(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
         self.subs.close(ctx, sub);
         let IdsEnded {
             missed,
@@ -25,7 +25,7 @@ impl Session {
         self.missed(ctx, missed);
     }
 
-    pub(super) fn ids_refused(&mut self, ctx: &mut Context<'_>, sub: SubId, refusal: Refusal) {
+    pub(super) fn ids_refused(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, refusal: Refusal) {
         let now = ctx.mono();
         // With nothing else open, a free slot is not to be expected soon.
         let is_alone = ctx.history.ledger.in_use() == 0;
@@ -48,13 +48,13 @@ impl Session {
         }
     }
 
-    fn ids_missed(&mut self, ctx: &mut Context<'_>, sub: SubId) {
+    fn ids_missed(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
         let missed = ctx.history.wants.refused(ctx.now.mono, sub);
         self.missed(ctx, missed);
     }
 
     /// Counts offered events that were not delivered; jobs of which hardly any were are paged instead.
-    fn missed(&mut self, ctx: &mut Context<'_>, missed: Vec<Missed>) {
+    fn missed(&mut self, ctx: &mut RelayContext<'_>, missed: Vec<Missed>) {
         let mut undelivered: Vec<JobId> = Vec::new();
         for one in missed {
             if one.is_given_up {
@@ -64,7 +64,7 @@ impl Session {
                 continue;
             }
             for id in one.jobs.iter().filter(|_| one.is_first) {
-                if self.backlog.get_mut(*id).is_some_and(Job::missed_one) {
+                if self.backlog.get_mut(*id).is_some_and(FilterJob::missed_one) {
                     undelivered.push(*id);
                 }
             }
@@ -77,7 +77,7 @@ impl Session {
     /// Returns the way in which each judged row arrived under a subscription.
     pub(super) fn arrivals(
         &self,
-        ctx: &Context<'_>,
+        ctx: &RelayContext<'_>,
         sub: SubId,
         judged: &[Judged],
     ) -> Option<Vec<Arrival>> {
@@ -96,7 +96,7 @@ impl Session {
             };
             let filter = job
                 .and_then(|id| self.backlog.get(id))
-                .map(Job::original_hash);
+                .map(FilterJob::original_hash);
             let by_id = kind == SubKind::Ids;
             let count_as = if by_id {
                 self.backlog.count_as(job.as_slice())
@@ -117,7 +117,7 @@ impl Session {
     /// Handles the judgement of rows that arrived under a subscription.
     pub(super) fn judged(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         sub: SubId,
         judged: &[Judged],
         arrivals: &[Arrival],
@@ -151,7 +151,7 @@ impl Session {
     }
 
     /// Gives up events that this relay forged: a relay that has the genuine event will offer it.
-    fn give_up_forged(&mut self, ctx: &mut Context<'_>, judged: &[Judged]) {
+    fn give_up_forged(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged]) {
         let now = ctx.mono();
         for one in judged
             .iter()
@@ -164,7 +164,7 @@ impl Session {
 
     /// Fetches events again that could not be accepted, within their budget. Any of the jobs may be the one that an
     /// event belongs to, so all of them wait for it.
-    fn retry_failed(&mut self, ctx: &mut Context<'_>, judged: &[Judged], jobs: &[JobId]) {
+    fn retry_failed(&mut self, ctx: &mut RelayContext<'_>, judged: &[Judged], jobs: &[JobId]) {
         let now = ctx.mono();
         if judged
             .iter()
@@ -195,7 +195,7 @@ impl Session {
     }
 
     /// Ends the wait for an event that is here, from any relay.
-    pub(super) fn event_arrived(&mut self, ctx: &mut Context<'_>, event: EventId) {
+    pub(super) fn event_arrived(&mut self, ctx: &mut RelayContext<'_>, event: EventId) {
         let jobs = ctx.history.wants.resolve(event);
         self.backlog.event_resolved(ctx, jobs, true);
     }

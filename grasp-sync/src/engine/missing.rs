@@ -68,9 +68,12 @@ impl Question {
         };
         let mut values = self.values;
         let rest = values.split_off(cut);
-        let (relay, tag, is_uncounted) = (self.relay, self.tag, self.is_uncounted);
+        let relay = self.relay;
+        let tag = self.tag;
+        let is_uncounted = self.is_uncounted;
         let half = |values| {
-            let (relay, ids) = (relay.clone(), found.clone());
+            let relay = relay.clone();
+            let ids = found.clone();
             Self {
                 relay,
                 tag,
@@ -117,7 +120,9 @@ pub(super) fn questions(
     for (tag, mut values) in by_tag {
         values.sort();
         questions.extend(values.chunks(MAX_VALUES).map(|values| {
-            let (relay, values, ids) = (relay.clone(), values.to_vec(), ids.clone());
+            let relay = relay.clone();
+            let values = values.to_vec();
+            let ids = ids.clone();
             Question {
                 relay,
                 tag,
@@ -137,7 +142,8 @@ fn full_sync_values(
 ) -> [(SingleLetterTag, Vec<(RepoId, String)>); 3] {
     let is_listed =
         |needs: &RepoSyncNeeds| needs.level == SyncLevel::Full && needs.relays.contains(relay);
-    let (mut repos, mut roots) = (Vec::new(), Vec::new());
+    let mut repos = Vec::new();
+    let mut roots = Vec::new();
     for (repo, needs) in index.repos().iter().filter(|(_, needs)| is_listed(needs)) {
         repos.push((repo.clone(), repo.to_string()));
         roots.extend(

@@ -10,14 +10,14 @@ use super::backlog::Purpose;
 use super::full_sync::all_events;
 use super::history::{CountAs, PassKind, daily_pass};
 use super::io::Report;
-use super::job::Method;
-use super::relay::Context;
-use super::session::Session;
+use super::job::JobMethod;
+use super::relay::RelayContext;
+use super::session::ConnectionSession;
 use super::visits::Scope;
 
-impl Session {
+impl ConnectionSession {
     /// Updates the progress of history. Changes nothing while a job is at work. A visit has no history.
-    pub(super) fn update_progress(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn update_progress(&mut self, ctx: &mut RelayContext<'_>) {
         if ctx.history.scope == Scope::Visits {
             return;
         }
@@ -57,7 +57,7 @@ impl Session {
 
     /// Ends the pass: everything has been requested. Failed jobs have their own retries; repeating the whole pass for
     /// them would never end if one refusal is permanent.
-    fn end_pass(&mut self, ctx: &mut Context<'_>, outcome: History) {
+    fn end_pass(&mut self, ctx: &mut RelayContext<'_>, outcome: History) {
         if std::mem::replace(&mut ctx.history.pass.is_over, true) {
             return;
         }
@@ -66,7 +66,8 @@ impl Session {
             let interrupted = &mut ctx.history.kept.interrupted;
             *interrupted = interrupted.saturating_sub(made_up_for);
         }
-        let (last, bounds) = (Some(ctx.now.unix), ctx.shared.config.full_pass);
+        let last = Some(ctx.now.unix);
+        let bounds = ctx.shared.config.full_pass;
         ctx.history.kept.full_pass_at = last;
         ctx.history.daily = daily_pass(ctx.now, last, bounds, &mut ctx.shared.rng);
         if ctx.history.pass.kind == PassKind::Daily {
@@ -90,7 +91,7 @@ impl Session {
 
     /// Compares everything once more after a catch-up, if its time has come; returns whether it does. A catch-up asks by
     /// date, and does not find an event that was published during the absence with an older date.
-    pub(super) fn recheck_if_due(&mut self, ctx: &mut Context<'_>) -> bool {
+    pub(super) fn recheck_if_due(&mut self, ctx: &mut RelayContext<'_>) -> bool {
         let is_due = ctx.history.recheck_at.is_some_and(|at| ctx.mono() >= at);
         if !is_due || self.ended != Some(History::Complete) {
             return false;
@@ -113,7 +114,8 @@ impl Session {
             filters.push(build_announcement_filter(None));
         }
         let nothing = PendingItems::default();
-        let (purpose, method) = (Purpose::Recheck, Method::Reconcile);
+        let purpose = Purpose::Recheck;
+        let method = JobMethod::Reconcile;
         self.backlog
             .fetch(ctx, purpose, filters, method, nothing, CountAs::NEW);
         true

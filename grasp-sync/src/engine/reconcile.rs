@@ -96,7 +96,8 @@ impl Reconciliation {
         {
             return ReconcileStep::Broken;
         }
-        let (mut have, mut need) = (Vec::new(), Vec::new());
+        let mut have = Vec::new();
+        let mut need = Vec::new();
         let Ok(next) = self
             .negentropy
             .reconcile_with_ids(message, &mut have, &mut need)

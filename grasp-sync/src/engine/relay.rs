@@ -18,11 +18,11 @@ use super::history::{CountAs, PassKind, RelayHistory, Rng, choose_start};
 use super::io::{
     ConnId, Fault, Frame, Ids, InventoryId, JobId, Output, PeerReliability, Report, Said,
 };
-use super::job::Method;
+use super::job::JobMethod;
 use super::judge::Arrival;
 use super::missing::Question;
 use super::rejected::Rejected;
-use super::session::Session;
+use super::session::ConnectionSession;
 use super::suspended::{RequestMode, SuspendedLayer};
 use super::visits::Visits;
 use crate::memory::Memory;
@@ -51,12 +51,12 @@ pub(super) enum Link {
         /// The time at which the attempt is given up if the driver does not answer.
         until: Mono,
     },
-    Up(Box<Session>),
+    Up(Box<ConnectionSession>),
 }
 
 impl Link {
     /// Returns the session if it is on this connection.
-    pub(super) fn session(&mut self, conn: ConnId) -> Option<&mut Session> {
+    pub(super) fn session(&mut self, conn: ConnId) -> Option<&mut ConnectionSession> {
         match self {
             Self::Up(session) if session.subs.conn == conn => Some(session),
             _ => None,
@@ -72,7 +72,7 @@ impl Link {
         matches!(self, Self::Dialing { conn, .. } if *conn == attempt)
     }
 
-    pub(super) fn dial(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn dial(&mut self, ctx: &mut RelayContext<'_>) {
         let conn = ctx.shared.ids.next(ConnId);
         *self = Self::Dialing {
             conn,
@@ -93,7 +93,12 @@ impl Link {
     }
 
     /// Starts a session. Ends a connection that is not wanted, or no longer.
-    pub(super) fn connected(&mut self, ctx: &mut Context<'_>, conn: ConnId, facts: &RelayFacts) {
+    pub(super) fn connected(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        conn: ConnId,
+        facts: &RelayFacts,
+    ) {
         if !self.is_dialing(conn) {
             return disconnect(ctx, conn);
         }
@@ -108,7 +113,7 @@ impl Link {
         ctx.history.connected(now.mono, facts, &ctx.shared.config);
         ctx.history.health.seen.last_success_at = Some(now.unix);
         let how = choose_start(ctx);
-        let session = Session::begin(ctx, conn, how, facts);
+        let session = ConnectionSession::begin(ctx, conn, how, facts);
         ctx.report_status();
         *self = Self::Up(Box::new(session));
         ctx.schedule_write();
@@ -116,13 +121,13 @@ impl Link {
     }
 
     /// Handles a failed attempt to connect. Ignores any but the current one.
-    pub(super) fn failed(&mut self, ctx: &mut Context<'_>, conn: ConnId, why: Fault) {
+    pub(super) fn failed(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId, why: Fault) {
         if self.is_dialing(conn) {
             self.give_up(ctx, why);
         }
     }
 
-    fn give_up(&mut self, ctx: &mut Context<'_>, why: Fault) {
+    fn give_up(&mut self, ctx: &mut RelayContext<'_>, why: Fault) {
         let now = ctx.mono();
         ctx.history.health.failed(now, why);
         let failure = ctx.history.health.failure(now);
@@ -136,7 +141,7 @@ impl Link {
     }
 
     /// Handles a message. A relay without a document that begins with a challenge may be a private service.
-    pub(super) fn heard(&mut self, ctx: &mut Context<'_>, conn: ConnId, said: Said) {
+    pub(super) fn heard(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId, said: Said) {
         let Some(session) = self.session(conn) else {
             return;
         };
@@ -151,7 +156,7 @@ impl Link {
     }
 
     /// Handles a lost connection. Ignores any but the current one.
-    pub(super) fn lost(&mut self, ctx: &mut Context<'_>, conn: ConnId) {
+    pub(super) fn lost(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId) {
         if self.session(conn).is_none() {
             return;
         }
@@ -163,7 +168,7 @@ impl Link {
     }
 
     /// Counts forged events. Too many of them end the connection, and count as a failure of the relay.
-    pub(super) fn forged(&mut self, ctx: &mut Context<'_>, conn: ConnId, count: usize) {
+    pub(super) fn forged(&mut self, ctx: &mut RelayContext<'_>, conn: ConnId, count: usize) {
         if self.session(conn).is_none() || !ctx.history.health.forged(count) {
             return;
         }
@@ -174,7 +179,7 @@ impl Link {
     }
 
     /// Reports the health and reliability that an earlier process recorded.
-    pub(super) fn followed(&self, ctx: &mut Context<'_>) {
+    pub(super) fn followed(&self, ctx: &mut RelayContext<'_>) {
         let seen = ctx.history.health.seen(ctx.mono());
         if seen != PeerReliability::default() {
             ctx.report(|relay| Report::Reliability { relay, seen });
@@ -183,7 +188,7 @@ impl Link {
     }
 
     /// Ends the connection in favour of a relay that waits.
-    pub(super) fn give_way(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn give_way(&mut self, ctx: &mut RelayContext<'_>) {
         ctx.history.health.set_connected(ctx.now.mono, false);
         self.close(ctx);
         ctx.visits_failed();
@@ -191,7 +196,7 @@ impl Link {
     }
 
     /// Ends the connection or attempt for reasons of our own: there is no room for it, or the relay is no longer a target.
-    pub(super) fn close(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn close(&mut self, ctx: &mut RelayContext<'_>) {
         let conn = match self {
             Self::Idle => None,
             Self::Dialing { conn, .. } => Some(*conn),
@@ -206,9 +211,9 @@ impl Link {
     /// Asks for items that were just discovered.
     pub(super) fn discovered(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         added: &RelaySyncNeeds,
-        method: Method,
+        method: JobMethod,
     ) {
         if let Self::Up(session) = self {
             session.add(ctx, added, method, CountAs::NEW);
@@ -216,7 +221,7 @@ impl Link {
     }
 
     /// Fetches everything again, because the local relay lost it.
-    pub(super) fn begin_anew(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn begin_anew(&mut self, ctx: &mut RelayContext<'_>) {
         let now = ctx.now.unix;
         ctx.history.forget_delivered(now);
         match self {
@@ -226,7 +231,7 @@ impl Link {
     }
 
     /// Begins a full pass, after the one that is under way. Without a connection, the relay may be dialled at once.
-    pub(super) fn sync_now(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn sync_now(&mut self, ctx: &mut RelayContext<'_>) {
         ctx.history.daily = ctx.now.mono;
         match self {
             Self::Up(_) => self.begin_due_pass(ctx),
@@ -234,7 +239,7 @@ impl Link {
         }
     }
 
-    fn begin_due_pass(&mut self, ctx: &mut Context<'_>) {
+    fn begin_due_pass(&mut self, ctx: &mut RelayContext<'_>) {
         let Self::Up(session) = self else { return };
         let is_due = ctx.now.mono >= ctx.history.daily;
         if is_due && session.ended.is_some() && !ctx.history.pace.is_paused(ctx.now.mono) {
@@ -243,7 +248,7 @@ impl Link {
     }
 
     /// Handles timeouts, a due daily pass and a due record.
-    pub(super) fn tick(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn tick(&mut self, ctx: &mut RelayContext<'_>) {
         match self {
             Self::Up(session) => {
                 session.check_timeouts(ctx);
@@ -266,7 +271,7 @@ impl Link {
     }
 
     /// Sends what may be sent; returns when the relay next needs to run.
-    pub(super) fn pump(&mut self, ctx: &mut Context<'_>) -> Option<Mono> {
+    pub(super) fn pump(&mut self, ctx: &mut RelayContext<'_>) -> Option<Mono> {
         let own = match self {
             Self::Up(session) => {
                 session.pump(ctx);
@@ -290,7 +295,7 @@ impl Link {
     }
 
     /// Ends the connection or attempt.
-    fn end(&mut self, ctx: &mut Context<'_>) {
+    fn end(&mut self, ctx: &mut RelayContext<'_>) {
         if let Self::Up(session) = std::mem::replace(self, Self::Idle) {
             let jobs = session.backlog.jobs.keys();
             jobs.for_each(|id| session.backlog.forget_inventory(ctx, *id));
@@ -308,7 +313,7 @@ impl Link {
         self.report_health(ctx);
     }
 
-    fn report_health(&self, ctx: &mut Context<'_>) {
+    fn report_health(&self, ctx: &mut RelayContext<'_>) {
         if let Some((health, failing_for)) = ctx.history.health.news(ctx.now.mono) {
             ctx.report(|relay| Report::Health {
                 relay,
@@ -320,13 +325,13 @@ impl Link {
 }
 
 /// Ends a connection that is not wanted.
-fn disconnect(ctx: &mut Context<'_>, conn: ConnId) {
+fn disconnect(ctx: &mut RelayContext<'_>, conn: ConnId) {
     let relay = ctx.relay.clone();
     ctx.out.push(Output::Disconnect { relay, conn });
 }
 
 /// Removes items from what is confirmed: they are no longer wanted, or wanted less.
-pub(super) fn forget(ctx: &mut Context<'_>, removed: &RelaySyncNeeds) {
+pub(super) fn forget(ctx: &mut RelayContext<'_>, removed: &RelaySyncNeeds) {
     let confirmed = &mut ctx.history.state.confirmed;
     for repo in removed.repos.keys() {
         let needs = ctx.shared.index.repos().get(repo);
@@ -467,7 +472,7 @@ pub(super) struct EngineState {
 }
 
 /// The context in which a relay runs: the time, its history, the shared state, and the outputs.
-pub(super) struct Context<'a> {
+pub(super) struct RelayContext<'a> {
     pub(super) now: Now,
     pub(super) relay: &'a RelayUrl,
     pub(super) history: &'a mut RelayHistory,
@@ -475,7 +480,7 @@ pub(super) struct Context<'a> {
     pub(super) out: &'a mut Vec<Output>,
 }
 
-impl Context<'_> {
+impl RelayContext<'_> {
     pub(super) fn mono(&self) -> Mono {
         self.now.mono
     }

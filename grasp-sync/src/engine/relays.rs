@@ -15,8 +15,8 @@ use super::connections::{self, Claim};
 use super::facts::RelayFacts;
 use super::history::RelayHistory;
 use super::io::{ConnId, Output, Report};
-use super::job::Method;
-use super::relay::{self, Context, Link, Relay, RelayRecord};
+use super::job::JobMethod;
+use super::relay::{self, Link, Relay, RelayContext, RelayRecord};
 use super::visits::Scope;
 
 impl Relay {
@@ -32,7 +32,7 @@ impl SyncEngine {
         &mut self,
         now: Now,
         url: &RelayUrl,
-        act: impl FnOnce(&mut Link, &mut Context<'_>) -> T,
+        act: impl FnOnce(&mut Link, &mut RelayContext<'_>) -> T,
     ) -> Option<T> {
         let Relay {
             history,
@@ -40,9 +40,11 @@ impl SyncEngine {
             deadline,
             ..
         } = self.relays.get_mut(url)?;
-        let (shared, out) = (&mut self.shared, &mut self.out);
-        let (wanted, was) = (history.wants.len(), discriminant(link));
-        let mut ctx = Context {
+        let shared = &mut self.shared;
+        let out = &mut self.out;
+        let wanted = history.wants.len();
+        let was = discriminant(link);
+        let mut ctx = RelayContext {
             now,
             relay: url,
             history,
@@ -60,7 +62,7 @@ impl SyncEngine {
     }
 
     /// Applies changes of what is wanted, and fetches the history of what is added by this method.
-    pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>, method: Method) {
+    pub(super) fn apply(&mut self, now: Now, changes: Vec<IndexChange>, method: JobMethod) {
         let delta = self.shared.index.apply(changes);
         let mut touched = delta.discovered;
         touched.extend(delta.retired);
@@ -124,7 +126,8 @@ impl SyncEngine {
         let is_bootstrap = place.is_none();
         let record = self.records.0.remove(&relay);
         let scope = self.shared.scope_of(&relay).unwrap_or(Scope::Visits);
-        let (config, rng) = (&self.shared.config, &mut self.shared.rng);
+        let config = &self.shared.config;
+        let rng = &mut self.shared.rng;
         let history = RelayHistory::new(now, config, rng, is_bootstrap, scope, (&relay, record));
         let taken = Relay {
             history,
@@ -202,7 +205,8 @@ impl SyncEngine {
             };
             let is_bootstrap = relay.history.state.is_bootstrap;
             let scope = relay.history.scope;
-            let (config, rng) = (&self.shared.config, &mut self.shared.rng);
+            let config = &self.shared.config;
+            let rng = &mut self.shared.rng;
             let record = (&url, Some(record));
             relay.history = RelayHistory::new(now, config, rng, is_bootstrap, scope, record);
             self.with_relay(now, &url, |link, ctx| link.followed(ctx));

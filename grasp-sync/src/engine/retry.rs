@@ -34,7 +34,7 @@ const MAX_REMEMBERED: usize = 20_000;
 /// longer: a relay that offers an event and never delivers it is not asked more often for reconnecting often.
 #[derive(Debug, Default)]
 pub(super) struct Wants {
-    wanted: BTreeMap<EventId, Want>,
+    wanted: BTreeMap<EventId, WantedId>,
     due: BTreeSet<(Mono, EventId)>,
     requests: BTreeMap<SubId, IdsRequest>,
     tried: Memory<EventId, Tried, MAX_REMEMBERED, FAILURE_MEMORY_SECS>,
@@ -48,7 +48,7 @@ struct IdsRequest {
 }
 
 #[derive(Debug)]
-struct Want {
+struct WantedId {
     jobs: BTreeSet<JobId>,
     phase: WantPhase,
 }
@@ -123,7 +123,7 @@ impl Wants {
         let at = tried.map_or(now, |tried| now.max(tried.not_before));
         let want = self.wanted.entry(id).or_insert_with(|| {
             self.due.insert((at, id));
-            Want {
+            WantedId {
                 jobs: BTreeSet::new(),
                 phase: WantPhase::Due(at),
             }

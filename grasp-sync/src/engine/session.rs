@@ -18,9 +18,9 @@ use super::facts::RelayFacts;
 use super::full_sync::{FullSync, all_events};
 use super::history::{CountAs, PassKind, StartMode};
 use super::io::{ConnId, Delivered, Frame, Places, Report, Said, SubId};
-use super::job::{Job, Method};
+use super::job::{FilterJob, JobMethod};
 use super::live::LiveSet;
-use super::relay::Context;
+use super::relay::RelayContext;
 use super::subs::{OpenSub, SubKind, Subs};
 use super::suspended::RequestMode;
 use super::visits::Scope;
@@ -36,7 +36,7 @@ pub(super) enum ClosedBy {
 
 /// The state of one connection; dropped when the connection ends.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct ConnectionSession {
     /// The time since which everything wanted is subscribed to; `None` until the history was asked for.
     pub(super) listening_since: Option<Timestamp>,
     pub(super) budget: RequestBudget,
@@ -67,12 +67,12 @@ pub(super) struct Session {
     pub(super) ended: Option<History>,
 }
 
-impl Session {
+impl ConnectionSession {
     /// Starts a connection. Subscribes first and fetches afterwards, so that no event is missed in between.
     ///
     /// A private service (GRASP-08) is sent nothing before it has let us in.
     pub(super) fn begin(
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         conn: ConnId,
         how: StartMode,
         facts: &RelayFacts,
@@ -122,7 +122,7 @@ impl Session {
 
     /// Fetches everything again over the open connection: once a day, or because the local relay lost something. The
     /// live set is rebuilt; the old subscriptions stay open until the new ones are in force.
-    pub(super) fn start_over(&mut self, ctx: &mut Context<'_>, why: PassKind) {
+    pub(super) fn start_over(&mut self, ctx: &mut RelayContext<'_>, why: PassKind) {
         for job in self.backlog.jobs_where(|_| true) {
             self.backlog.drop_job(ctx, &mut self.subs, job);
         }
@@ -152,19 +152,19 @@ impl Session {
     }
 
     /// Asks for the items that are wanted from this relay and neither confirmed nor pending.
-    fn ask_for_new_items(&mut self, ctx: &mut Context<'_>, count_as: CountAs) {
+    fn ask_for_new_items(&mut self, ctx: &mut RelayContext<'_>, count_as: CountAs) {
         let Some(target) = ctx.shared.index.target(ctx.relay) else {
             return;
         };
-        self.add(ctx, &target, Method::Reconcile, count_as);
+        self.add(ctx, &target, JobMethod::Reconcile, count_as);
     }
 
     /// Subscribes to the items of a target that are new, then fetches their history as one batch.
     pub(super) fn add(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         target: &RelaySyncNeeds,
-        method: Method,
+        method: JobMethod,
         count_as: CountAs,
     ) {
         let pending = self.backlog.batches.values().map(|batch| &batch.items);
@@ -193,7 +193,7 @@ impl Session {
     /// Fetches layer 1: completely by comparison, or by pages from `since` on. Relays of authors are not asked for it.
     fn fetch_announcements(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         since: Option<Timestamp>,
         count_as: CountAs,
     ) {
@@ -201,14 +201,12 @@ impl Session {
             return;
         }
         let method = if since.is_some() {
-            Method::Page
+            JobMethod::Page
         } else {
-            Method::Reconcile
+            JobMethod::Reconcile
         };
-        let (filters, nothing) = (
-            vec![build_announcement_filter(since)],
-            PendingItems::default(),
-        );
+        let filters = vec![build_announcement_filter(since)];
+        let nothing = PendingItems::default();
         self.backlog.fetch(
             ctx,
             Purpose::Announcements,
@@ -220,7 +218,7 @@ impl Session {
     }
 
     /// Subscribes to everything confirmed, and fetches it from `since` on.
-    fn catch_up(&mut self, ctx: &mut Context<'_>, since: Timestamp) {
+    fn catch_up(&mut self, ctx: &mut RelayContext<'_>, since: Timestamp) {
         let target = ctx.shared.index.target(ctx.relay).unwrap_or_default();
         ctx.history.state.confirmed.restrict_to(&target);
         let confirmed = ctx.history.state.confirmed.clone();
@@ -237,19 +235,20 @@ impl Session {
             ctx,
             Purpose::CatchUp,
             filters,
-            Method::Page,
+            JobMethod::Page,
             nothing,
             count_as,
         );
     }
 
-    pub(super) fn subscribe(&mut self, ctx: &mut Context<'_>, filters: Vec<Filter>) {
-        let (ids, now) = (&mut ctx.shared.ids, ctx.now.unix);
+    pub(super) fn subscribe(&mut self, ctx: &mut RelayContext<'_>, filters: Vec<Filter>) {
+        let ids = &mut ctx.shared.ids;
+        let now = ctx.now.unix;
         self.live.add(ids, now, filters, None, &self.budget);
     }
 
     /// Sends everything that may be sent now.
-    pub(super) fn pump(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn pump(&mut self, ctx: &mut RelayContext<'_>) {
         if self.is_private && self.auth != Auth::Done {
             return;
         }
@@ -280,7 +279,7 @@ impl Session {
         self.auth = Auth::Wanted(now);
     }
 
-    pub(super) fn handle_message(&mut self, ctx: &mut Context<'_>, said: Said) {
+    pub(super) fn handle_message(&mut self, ctx: &mut RelayContext<'_>, said: Said) {
         match said {
             Said::Delivered { sub, rows } => self.delivered(ctx, sub, &rows),
             Said::Eose { sub, hint } => self.eose(ctx, sub, hint),
@@ -319,7 +318,7 @@ impl Session {
         }
     }
 
-    fn delivered(&mut self, ctx: &mut Context<'_>, sub: SubId, rows: &[Delivered]) {
+    fn delivered(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, rows: &[Delivered]) {
         let Some(kind) = self.subs.kind(sub) else {
             return;
         };
@@ -342,7 +341,7 @@ impl Session {
         }
     }
 
-    fn eose(&mut self, ctx: &mut Context<'_>, sub: SubId, hint: Option<EoseHint>) {
+    fn eose(&mut self, ctx: &mut RelayContext<'_>, sub: SubId, hint: Option<EoseHint>) {
         let Some(kind) = self.subs.kind(sub) else {
             return;
         };
@@ -357,7 +356,7 @@ impl Session {
     /// Handles a subscription that was refused, or is taken for refused.
     pub(super) fn refused(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         sub: SubId,
         refusal: Refusal,
         text: &str,
@@ -384,7 +383,7 @@ impl Session {
         }
     }
 
-    fn release_slot(&mut self, ctx: &mut Context<'_>, open: OpenSub, refusal: Refusal) {
+    fn release_slot(&mut self, ctx: &mut RelayContext<'_>, open: OpenSub, refusal: Refusal) {
         let ledger = &mut ctx.history.ledger;
         match refusal {
             Refusal::SlotCount | Refusal::DroppedStart => ledger.refused_by_count(open.slot),
@@ -399,7 +398,12 @@ impl Session {
     }
 
     /// Reports a refusal to the operator, once for each meaning.
-    pub(super) fn report_refusal(&mut self, ctx: &mut Context<'_>, refusal: Refusal, text: &str) {
+    pub(super) fn report_refusal(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        refusal: Refusal,
+        text: &str,
+    ) {
         if self.reported_refusals.insert(refusal.label()) {
             let text = PeerText::new(text);
             ctx.report(|relay| Report::Refused {
@@ -412,7 +416,7 @@ impl Session {
 
     /// Handles a NOTICE, which names no subscription. If it can only be about a request that was just sent, the
     /// newest is refused.
-    pub(super) fn notice(&mut self, ctx: &mut Context<'_>, text: &str) {
+    pub(super) fn notice(&mut self, ctx: &mut RelayContext<'_>, text: &str) {
         let refusal = Refusal::read(Heard::Notice, text);
         self.report_refusal(ctx, refusal, text);
         let unanswered = self.subs.unanswered();
@@ -444,8 +448,9 @@ impl Session {
     /// Handles word of a dropped request, which will never be answered. The newest is the likeliest and lowers the
     /// budget; the other unanswered ones are sent again. Further notices are ignored for as long as the oldest
     /// request has waited: they are about the same requests.
-    fn refuse_unanswered(&mut self, ctx: &mut Context<'_>, refusal: Refusal, text: &str) {
-        let (now, unanswered) = (ctx.mono(), self.subs.unanswered());
+    fn refuse_unanswered(&mut self, ctx: &mut RelayContext<'_>, refusal: Refusal, text: &str) {
+        let now = ctx.mono();
+        let unanswered = self.subs.unanswered();
         let oldest = unanswered.last().and_then(|(sub, _)| self.subs.get(*sub));
         let Some(oldest) = oldest.filter(|_| now >= self.ignore_drops_until) else {
             return;
@@ -462,7 +467,7 @@ impl Session {
     }
 
     /// Refuses requests that are overdue, and ends an authentication that took too long.
-    pub(super) fn check_timeouts(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn check_timeouts(&mut self, ctx: &mut RelayContext<'_>) {
         for sub in self.subs.overdue(ctx.mono()) {
             // While rows are being judged the socket is not read, so the relay is not silent.
             if self.subs.extend_deadline(ctx.mono(), sub) {
@@ -470,7 +475,9 @@ impl Session {
             }
             match self.subs.kind(sub) {
                 // It took too long by our own fault.
-                Some(SubKind::Neg(id)) if self.backlog.get(id).is_some_and(Job::waits_for_us) => {
+                Some(SubKind::Neg(id))
+                    if self.backlog.get(id).is_some_and(FilterJob::waits_for_us) =>
+                {
                     self.end_session(ctx, id, sub);
                     self.fail(ctx, id);
                 }
@@ -483,7 +490,7 @@ impl Session {
     }
 
     /// Suspends the layers of the requests that waited for authentication.
-    fn auth_refused(&mut self, ctx: &mut Context<'_>) {
+    fn auth_refused(&mut self, ctx: &mut RelayContext<'_>) {
         let jobs = self.backlog.jobs.values().filter(|job| job.needs_auth());
         let live = self.live.requests.values().filter(|one| one.needs_auth);
         let jobs = jobs.map(|job| (job.layer, RequestMode::History));
@@ -495,7 +502,7 @@ impl Session {
     }
 
     /// Returns when this connection next needs to run.
-    pub(super) fn deadline(&self, ctx: &Context<'_>) -> Option<Mono> {
+    pub(super) fn deadline(&self, ctx: &RelayContext<'_>) -> Option<Mono> {
         let history = &ctx.history;
         let now = ctx.mono();
         let paced = self.wants_to_send(ctx).then(|| history.pace.reopens_at());
@@ -526,7 +533,7 @@ impl Session {
         .min()
     }
 
-    fn wants_to_send(&self, ctx: &Context<'_>) -> bool {
+    fn wants_to_send(&self, ctx: &RelayContext<'_>) -> bool {
         self.backlog.wants_to_send()
             || ctx.history.wants.is_due(ctx.mono())
             || self.live.needs_rebuild

@@ -10,7 +10,7 @@ use grasp_core::limits::Admit;
 
 use super::history::CountAs;
 use super::io::{ConnId, Frame, JobId, LiveId, SubId};
-use super::relay::Context;
+use super::relay::RelayContext;
 
 /// The use of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,11 @@ impl Subs {
     }
 
     /// Closes every subscription that matches.
-    pub(super) fn close_all(&mut self, ctx: &mut Context<'_>, which: impl Fn(&SubKind) -> bool) {
+    pub(super) fn close_all(
+        &mut self,
+        ctx: &mut RelayContext<'_>,
+        which: impl Fn(&SubKind) -> bool,
+    ) {
         let subs: Vec<_> = self
             .iter()
             .filter(|(_, open)| which(&open.kind))
@@ -97,7 +101,7 @@ impl Subs {
     }
 
     /// Closes a subscription from our side, and frees its slot.
-    pub(super) fn close(&mut self, ctx: &mut Context<'_>, sub: SubId) {
+    pub(super) fn close(&mut self, ctx: &mut RelayContext<'_>, sub: SubId) {
         let Some(open) = self.open.remove(&sub) else {
             return;
         };
@@ -106,7 +110,7 @@ impl Subs {
     }
 
     /// Tells the relay that a subscription has ended, if it knows of it.
-    pub(super) fn unsubscribe(&self, ctx: &mut Context<'_>, sub: SubId, open: &OpenSub) {
+    pub(super) fn unsubscribe(&self, ctx: &mut RelayContext<'_>, sub: SubId, open: &OpenSub) {
         if open.is_sent {
             let frame = match open.kind {
                 SubKind::Neg(_) => Frame::NegClose { sub },
@@ -120,7 +124,7 @@ impl Subs {
     /// paced then. Live requests are not paced: relays do not limit them by the minute.
     pub(super) fn open(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         class: SlotClass,
         bytes: usize,
         kind: SubKind,
@@ -135,10 +139,8 @@ impl Subs {
             ctx.history.ledger.free(slot);
             return Err(Blocked::ByPace);
         }
-        let (sub, due) = (
-            ctx.shared.ids.next(SubId),
-            Some(now + ctx.shared.config.watchdog),
-        );
+        let sub = ctx.shared.ids.next(SubId);
+        let due = Some(now + ctx.shared.config.watchdog);
         let is_sent = class != SlotClass::Reconcile;
         let open = OpenSub {
             slot,

@@ -17,9 +17,9 @@ use super::backlog::Purpose;
 use super::filter::Layer;
 use super::history::CountAs;
 use super::io::{JobId, Output, VisitId, VisitOutcome};
-use super::job::{Job, Method};
-use super::relay::{Context, EngineState, Link};
-use super::session::Session;
+use super::job::{FilterJob, JobMethod};
+use super::relay::{EngineState, Link, RelayContext};
+use super::session::ConnectionSession;
 
 /// Time for which a connection stays without a visit: the next may follow at once.
 const VISIT_GAP: Duration = Duration::from_secs(5);
@@ -155,7 +155,7 @@ impl SyncEngine {
 
 impl Link {
     /// Begins the visits of the relay. Without a connection they wait for one, unless the relay failed lately.
-    fn visit(&mut self, ctx: &mut Context<'_>) {
+    fn visit(&mut self, ctx: &mut RelayContext<'_>) {
         match self {
             Self::Up(session) => session.begin_visits(ctx),
             Self::Idle if ctx.history.health.admit(ctx.mono()) != Admit::Go => ctx.visits_failed(),
@@ -164,9 +164,9 @@ impl Link {
     }
 }
 
-impl Session {
+impl ConnectionSession {
     /// Queues the visits of the relay that are not under way.
-    pub(super) fn begin_visits(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn begin_visits(&mut self, ctx: &mut RelayContext<'_>) {
         let is_new = |id: VisitId| self.backlog.batch_for(Purpose::Visit(id)).is_none();
         let visits = ctx.shared.visits.at(ctx.relay);
         let new: Vec<(VisitId, Vec<Filter>)> = visits
@@ -174,7 +174,8 @@ impl Session {
             .map(|(id, filters)| (id, filters.clone()))
             .collect();
         for (id, filters) in new {
-            let (purpose, method) = (Purpose::Visit(id), Method::Reconcile);
+            let purpose = Purpose::Visit(id);
+            let method = JobMethod::Reconcile;
             let nothing = PendingItems::default();
             self.backlog
                 .fetch(ctx, purpose, filters, method, nothing, CountAs::NEW);
@@ -182,7 +183,7 @@ impl Session {
     }
 
     /// Ends the visits that failed: one of their jobs was given up, or has to wait until a backoff or suspension ends.
-    pub(super) fn end_failed_visits(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn end_failed_visits(&mut self, ctx: &mut RelayContext<'_>) {
         if !ctx.shared.visits.has(ctx.relay) {
             return;
         }
@@ -194,7 +195,7 @@ impl Session {
                 ctx.visited(id, VisitOutcome::Failed);
                 continue;
             };
-            let goes_on = |(_, job): (JobId, &Job)| {
+            let goes_on = |(_, job): (JobId, &FilterJob)| {
                 job.is_at_work(suspended.contains_key(&job.layer), backs_off)
             };
             if self.backlog.jobs_of(batch).all(goes_on) {
@@ -206,7 +207,7 @@ impl Session {
     }
 }
 
-impl Context<'_> {
+impl RelayContext<'_> {
     /// Ends a visit of the relay, unless it has ended.
     pub(super) fn visited(&mut self, id: VisitId, outcome: VisitOutcome) {
         if self.shared.visits.end(self.relay, id) {

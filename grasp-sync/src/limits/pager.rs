@@ -217,8 +217,8 @@ impl Pager {
         &self.gaps
     }
 
-    fn read(&self, rows: impl IntoIterator<Item = (Timestamp, EventId)>) -> Page {
-        let mut page = Page::default();
+    fn read(&self, rows: impl IntoIterator<Item = (Timestamp, EventId)>) -> PageSummary {
+        let mut page = PageSummary::default();
         for (at, id) in rows {
             if self.until.is_some_and(|until| at > until)
                 || self.config.since.is_some_and(|since| at < since)
@@ -233,7 +233,7 @@ impl Pager {
         page
     }
 
-    fn advance(&mut self, page: Page) {
+    fn advance(&mut self, page: PageSummary) {
         match page.oldest {
             Some(oldest) if page.has_unseen => self.continue_from(oldest, page.ties),
             _ if page.has_rows_out_of_range => self.end(Ending::NoProgress),
@@ -300,7 +300,7 @@ impl Pager {
 
 /// A summary of one page.
 #[derive(Default)]
-struct Page {
+struct PageSummary {
     rows: usize,
     has_unseen: bool,
     /// Rows outside of the requested range.
@@ -310,7 +310,7 @@ struct Page {
     ties: BTreeSet<EventId>,
 }
 
-impl Page {
+impl PageSummary {
     /// Keeps the ids of the oldest second so far, at most one more than `max`.
     fn add_row(&mut self, at: Timestamp, id: EventId, max: usize) {
         if self.oldest.is_none_or(|oldest| at < oldest) {

@@ -32,7 +32,7 @@ pub(super) fn pause(failures: u32) -> Duration {
 
 /// What is known of one author.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Author {
+pub(super) struct AuthorRecord {
     pub(super) standing: Standing,
     list: Option<(Version, RelayList)>,
     /// True if the fallback relays serve as the relays of the author: a relay that should know has no list.
@@ -60,7 +60,7 @@ struct Ask {
     failures: u32,
 }
 
-impl Author {
+impl AuthorRecord {
     /// Returns the stored relay list, if there is one.
     pub(super) fn relay_list(&self) -> Option<&RelayList> {
         self.list.as_ref().map(|(_, list)| list)
@@ -117,21 +117,21 @@ fn jittered(seed: (u64, PublicKey), source: &RelayUrl) -> Duration {
 /// All authors that are eligible, or whose list is stored.
 #[derive(Debug, Default)]
 pub(super) struct Authors {
-    authors: BTreeMap<PublicKey, Author>,
+    authors: BTreeMap<PublicKey, AuthorRecord>,
     /// The authors of the stored lists.
     lists: BTreeMap<EventId, PublicKey>,
 }
 
 impl Authors {
-    pub(super) fn get(&self, key: &PublicKey) -> Option<&Author> {
+    pub(super) fn get(&self, key: &PublicKey) -> Option<&AuthorRecord> {
         self.authors.get(key)
     }
 
-    pub(super) fn get_mut(&mut self, key: &PublicKey) -> Option<&mut Author> {
+    pub(super) fn get_mut(&mut self, key: &PublicKey) -> Option<&mut AuthorRecord> {
         self.authors.get_mut(key)
     }
 
-    pub(super) fn eligible(&self) -> impl Iterator<Item = (&PublicKey, &Author)> {
+    pub(super) fn eligible(&self) -> impl Iterator<Item = (&PublicKey, &AuthorRecord)> {
         let authors = self.authors.iter();
         authors.filter(|(_, author)| author.standing.is_eligible)
     }
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn pauses_are_remembered_for_a_limited_number_of_relays() {
-        let mut author = Author::default();
+        let mut author = AuthorRecord::default();
         let relay = |n: usize| format!("wss://{n}.example.com").parse().unwrap();
         for n in 0..3 * MAX_ASKS {
             author.missed(Mono::from_secs(n as u64), &relay(n));

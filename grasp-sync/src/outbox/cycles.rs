@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use grasp_core::{Mono, RelayUrl};
 
-use super::groups::{Cursor, Scope};
+use super::groups::{CycleCursor, Scope};
 use super::io::{Output, TaskId, TaskIds};
 
 /// Visits at the same time.
@@ -20,16 +20,16 @@ const VISIT_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// A relay that users name.
 #[derive(Debug)]
-struct Relay {
+struct PassRelay {
     /// The number of users who name it.
     authors: u32,
     /// The position in its cycle, which is all that is kept of it; `None` at the beginning.
-    cursor: Option<Box<Cursor>>,
-    phase: Phase,
+    cursor: Option<Box<CycleCursor>>,
+    phase: CyclePhase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum CyclePhase {
     /// It was never asked.
     New,
     Waiting(Mono),
@@ -39,7 +39,7 @@ enum Phase {
 /// The cycles of all relays: one worker per relay, a limited number at the same time, and one new relay per pass.
 #[derive(Debug, Default)]
 pub(super) struct Cycles {
-    relays: BTreeMap<RelayUrl, Relay>,
+    relays: BTreeMap<RelayUrl, PassRelay>,
     new: BTreeSet<RelayUrl>,
     waiting: BTreeSet<(Mono, RelayUrl)>,
     visits: BTreeMap<TaskId, (RelayUrl, Mono)>,
@@ -58,10 +58,10 @@ impl Cycles {
             return;
         }
         self.new.insert(relay.clone());
-        let new = Relay {
+        let new = PassRelay {
             authors: 1,
             cursor: None,
-            phase: Phase::New,
+            phase: CyclePhase::New,
         };
         self.relays.insert(relay.clone(), new);
     }
@@ -76,9 +76,9 @@ impl Cycles {
             return;
         }
         match known.phase {
-            Phase::New => _ = self.new.remove(relay),
-            Phase::Waiting(at) => _ = self.waiting.remove(&(at, relay.clone())),
-            Phase::Visited(id) => {
+            CyclePhase::New => _ = self.new.remove(relay),
+            CyclePhase::Waiting(at) => _ = self.waiting.remove(&(at, relay.clone())),
+            CyclePhase::Visited(id) => {
                 self.visits.remove(&id);
                 out.push(Output::EndVisit { id });
             }
@@ -215,7 +215,7 @@ impl Cycles {
         };
         let id = ids.next();
         known.cursor = Some(Box::new(cursor));
-        known.phase = Phase::Visited(id);
+        known.phase = CyclePhase::Visited(id);
         self.visits.insert(id, (relay.clone(), now + VISIT_TIMEOUT));
         let relay = relay.clone();
         out.push(Output::Visit { id, relay, filters });
@@ -223,7 +223,7 @@ impl Cycles {
 
     fn wait(&mut self, relay: &RelayUrl, until: Mono) {
         if let Some(known) = self.relays.get_mut(relay) {
-            known.phase = Phase::Waiting(until);
+            known.phase = CyclePhase::Waiting(until);
             self.waiting.insert((until, relay.clone()));
         }
     }

@@ -18,7 +18,7 @@ const GROUP: usize = 100;
 
 /// The last item that was asked for in a cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cursor {
+pub(super) enum CycleCursor {
     Repo(RepoId),
     /// The last repository.
     Repos,
@@ -45,13 +45,13 @@ impl Scope<'_> {
     pub(super) fn next(
         &self,
         relay: &RelayUrl,
-        cursor: Option<&Cursor>,
-    ) -> Option<(Vec<Filter>, Cursor)> {
+        cursor: Option<&CycleCursor>,
+    ) -> Option<(Vec<Filter>, CycleCursor)> {
         let after = match cursor {
             None => None,
-            Some(Cursor::Repo(repo)) => Some(repo),
-            Some(Cursor::Repos) => return self.next_threads(relay, None),
-            Some(Cursor::Thread(last)) => return self.next_threads(relay, Some(*last)),
+            Some(CycleCursor::Repo(repo)) => Some(repo),
+            Some(CycleCursor::Repos) => return self.next_threads(relay, None),
+            Some(CycleCursor::Thread(last)) => return self.next_threads(relay, Some(*last)),
         };
         let repos = self.next_repos(relay, after);
         let Some(last) = repos.last() else {
@@ -60,9 +60,9 @@ impl Scope<'_> {
         let budget = RequestBudget::default();
         let filters = tagged_one_of_our_repo_event_filters(repos.iter().copied(), None, &budget);
         let cursor = if repos.len() < GROUP {
-            Cursor::Repos
+            CycleCursor::Repos
         } else {
-            Cursor::Repo((*last).clone())
+            CycleCursor::Repo((*last).clone())
         };
         Some((filters, cursor))
     }
@@ -90,7 +90,7 @@ impl Scope<'_> {
         &self,
         relay: &RelayUrl,
         after: Option<ThreadNo>,
-    ) -> Option<(Vec<Filter>, Cursor)> {
+    ) -> Option<(Vec<Filter>, CycleCursor)> {
         let threads = self.threads(relay, after);
         let mut ids: Vec<RootId> = Vec::new();
         let mut coordinates = BTreeSet::new();
@@ -109,7 +109,7 @@ impl Scope<'_> {
         let budget = RequestBudget::default();
         let mut filters = tagged_one_of_our_root_event_filters(&ids, None, &budget);
         filters.extend(tagged_with_a_coordinate_filters(coordinates, &budget));
-        Some((filters, Cursor::Thread(last?)))
+        Some((filters, CycleCursor::Thread(last?)))
     }
 
     /// Returns the next threads: those that authors take part in who may have written there, and the roots of

@@ -20,7 +20,7 @@ const BATCH_GAP: Duration = Duration::from_secs(1);
 
 /// The authors of one request to one relay.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct AuthorBatch {
     pub(super) id: TaskId,
     pub(super) source: RelayUrl,
     pub(super) authors: Vec<PublicKey>,
@@ -29,7 +29,7 @@ pub(super) struct Batch {
 
 /// A relay that was asked before.
 #[derive(Debug, Default)]
-struct Source {
+struct AskedRelay {
     failures: u32,
     paused_until: Mono,
 }
@@ -40,14 +40,14 @@ struct Source {
 /// take turns, a batch each. Relays that lists name which arrive meanwhile join the same pass.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
-    sources: BTreeMap<RelayUrl, Source>,
+    sources: BTreeMap<RelayUrl, AskedRelay>,
     /// Relays that are to be asked, with the number of authors at the start of the pass.
     queue: BTreeMap<RelayUrl, usize>,
     /// The relay that was asked last.
     last: Option<RelayUrl>,
     /// True if this pass may still ask a new relay.
     allows_new: bool,
-    batch: Option<Batch>,
+    batch: Option<AuthorBatch>,
     next_batch: Mono,
 }
 
@@ -137,7 +137,7 @@ impl Rounds {
         source: RelayUrl,
         authors: Vec<PublicKey>,
     ) {
-        self.batch = Some(Batch {
+        self.batch = Some(AuthorBatch {
             id,
             source,
             authors,
@@ -146,14 +146,14 @@ impl Rounds {
     }
 
     /// Takes the open batch, if it is this one.
-    pub(super) fn answered(&mut self, now: Mono, id: TaskId) -> Option<Batch> {
+    pub(super) fn answered(&mut self, now: Mono, id: TaskId) -> Option<AuthorBatch> {
         let batch = self.batch.take_if(|batch| batch.id == id)?;
         self.next_batch = now + BATCH_GAP;
         Some(batch)
     }
 
     /// Takes the open batch, if its time is over.
-    pub(super) fn expired(&mut self, now: Mono) -> Option<Batch> {
+    pub(super) fn expired(&mut self, now: Mono) -> Option<AuthorBatch> {
         let batch = self.batch.take_if(|batch| now >= batch.deadline)?;
         self.next_batch = now + BATCH_GAP;
         Some(batch)

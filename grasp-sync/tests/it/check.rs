@@ -7,9 +7,9 @@ use grasp_core::RelayUrl;
 use super::backlog::Backlog;
 use super::history::RelayHistory;
 use super::io::JobId;
-use super::job::{Job, JobPhase};
+use super::job::{FilterJob, JobPhase};
 use super::relay::Link;
-use super::session::Session;
+use super::session::ConnectionSession;
 use super::subs::SubKind;
 use super::{SyncEngine, connections};
 use crate::limits::SlotClass;
@@ -74,7 +74,7 @@ impl SyncEngine {
     }
 }
 
-impl Session {
+impl ConnectionSession {
     fn check(&self, url: &RelayUrl, history: &RelayHistory) {
         let ledger = &history.ledger;
         assert_eq!(
@@ -158,7 +158,7 @@ impl Backlog {
             waiting += 1;
         }
         assert!(
-            !self.jobs.values().any(Job::is_complete),
+            !self.jobs.values().any(FilterJob::is_complete),
             "{url}: a job that has not ended"
         );
         let queued: usize = self.queues.values().map(BTreeSet::len).sum();

@@ -17,18 +17,18 @@ static OWNER: LazyLock<Keys> = LazyLock::new(Keys::generate);
 
 /// A version of an announcement, and how it is streamed.
 #[derive(Clone, Debug)]
-struct Announced {
+struct StreamedVersion {
     second: u64,
     relays: Vec<&'static str>,
     is_held: bool,
 }
 
-fn any_announced() -> impl Strategy<Value = Announced> {
+fn any_announced() -> impl Strategy<Value = StreamedVersion> {
     let relays = subsequence(
         vec!["wss://a.example", "wss://b.example", "wss://us.example/"],
         0..=3,
     );
-    (0..3_u64, relays, any::<bool>()).prop_map(|(second, relays, is_held)| Announced {
+    (0..3_u64, relays, any::<bool>()).prop_map(|(second, relays, is_held)| StreamedVersion {
         second,
         relays,
         is_held,
@@ -36,7 +36,7 @@ fn any_announced() -> impl Strategy<Value = Announced> {
 }
 
 /// Signs versions, whose ids differ by their content.
-fn signed(number: usize, announced: &Announced) -> News {
+fn signed(number: usize, announced: &StreamedVersion) -> News {
     let mut relays = vec!["relays"];
     relays.extend(&announced.relays);
     let event: Event = EventBuilder::new(kinds::ANNOUNCEMENT, number.to_string())

@@ -14,16 +14,16 @@ use super::super::filter::Layer;
 use super::super::full_sync::all_events;
 use super::super::history::CountAs;
 use super::super::io::{Delivered, Frame, LiveId, Report, SubId};
-use super::super::job::Method;
-use super::super::relay::Context;
-use super::super::session::Session;
+use super::super::job::JobMethod;
+use super::super::relay::RelayContext;
+use super::super::session::ConnectionSession;
 use super::super::subs::{Blocked, SubKind};
 use super::super::suspended::RequestMode;
 use super::{LivePhase, LiveRequest, LiveStep, MAX_REPO_FRAGMENTS};
 
-impl Session {
+impl ConnectionSession {
     /// Queues live requests whose backoff has ended; polls those whose time has come.
-    pub(in crate::engine) fn wake_live(&mut self, ctx: &mut Context<'_>) {
+    pub(in crate::engine) fn wake_live(&mut self, ctx: &mut RelayContext<'_>) {
         for (id, until) in std::mem::take(&mut self.backlog.polled) {
             self.live.polled(id, until);
         }
@@ -39,7 +39,7 @@ impl Session {
     /// possible: it finds events of any date, for which pages would have to begin from the start each time.
     fn fetch_stored(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         purpose: Purpose,
         id: LiveId,
         since: Option<Timestamp>,
@@ -49,10 +49,10 @@ impl Session {
             return;
         };
         let (filters, method) = match compare && self.backlog.can_compare(ctx) {
-            true => (request.stored_filters(None), Method::Reconcile),
-            false => (request.stored_filters(since), Method::Page),
+            true => (request.stored_filters(None), JobMethod::Reconcile),
+            false => (request.stored_filters(since), JobMethod::Page),
         };
-        ctx.history.kept.interrupted += usize::from(method == Method::Page);
+        ctx.history.kept.interrupted += usize::from(method == JobMethod::Page);
         self.backlog.fetch(
             ctx,
             purpose,
@@ -65,7 +65,7 @@ impl Session {
 
     /// Sends queued live requests. They need a slot but no pace: relays do not limit live subscriptions by the
     /// minute, and every second without one is a gap. Requests without a slot are polled.
-    pub(in crate::engine) fn send_live(&mut self, ctx: &mut Context<'_>) {
+    pub(in crate::engine) fn send_live(&mut self, ctx: &mut RelayContext<'_>) {
         if self.live.needs_rebuild {
             self.rebuild_live(ctx);
         }
@@ -93,7 +93,7 @@ impl Session {
 
     /// Makes room for a request for repositories by polling one for known threads instead. Returns `false` if there
     /// is none, or the request is for threads itself.
-    fn poll_threads_instead(&mut self, ctx: &mut Context<'_>, id: LiveId) -> bool {
+    fn poll_threads_instead(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> bool {
         if self
             .live
             .requests
@@ -117,7 +117,7 @@ impl Session {
         true
     }
 
-    fn subscribe_live(&mut self, ctx: &mut Context<'_>, id: LiveId) -> Result<(), Blocked> {
+    fn subscribe_live(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) -> Result<(), Blocked> {
         let now = ctx.mono();
         let Some(request) = self.live.requests.get_mut(&id) else {
             return Ok(());
@@ -149,7 +149,7 @@ impl Session {
     }
 
     /// Fetches what was published while a live request was not open, now that it is in force.
-    fn fetch_missed(&mut self, ctx: &mut Context<'_>, id: LiveId) {
+    fn fetch_missed(&mut self, ctx: &mut RelayContext<'_>, id: LiveId) {
         let request = self.live.requests.get_mut(&id);
         let Some(from) = request.and_then(|request| request.missed_since.take()) else {
             return;
@@ -172,7 +172,7 @@ impl Session {
     }
 
     /// Subscribes to polled requests as soon as there is room.
-    fn resubscribe_polled(&mut self, ctx: &mut Context<'_>) {
+    fn resubscribe_polled(&mut self, ctx: &mut RelayContext<'_>) {
         let polled = self.live.requests.iter();
         let polled = polled.filter(|(_, one)| matches!(one.phase, LivePhase::Polled(_)));
         for id in polled.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -185,7 +185,7 @@ impl Session {
     /// Handles live events: nothing is missing up to the latest of them.
     pub(in crate::engine) fn live_delivered(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         id: LiveId,
         rows: &[Delivered],
     ) {
@@ -201,7 +201,7 @@ impl Session {
     /// Notes that a live request is in force.
     pub(in crate::engine) fn live_established(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         sub: SubId,
         id: LiveId,
     ) {
@@ -218,7 +218,7 @@ impl Session {
     }
 
     /// Polls the newest live requests that exceed a lowered budget.
-    pub(in crate::engine) fn poll_excess_live(&mut self, ctx: &mut Context<'_>) {
+    pub(in crate::engine) fn poll_excess_live(&mut self, ctx: &mut RelayContext<'_>) {
         while ctx.history.ledger.excess_live() > 0 && self.close_one_replaced(ctx) {}
         let excess = ctx.history.ledger.excess_live();
         let open = self
@@ -239,7 +239,7 @@ impl Session {
 
     pub(in crate::engine) fn live_refused(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         id: LiveId,
         refusal: Refusal,
         lasted: Duration,
@@ -265,7 +265,8 @@ impl Session {
             }
             LiveStep::Halve => self.live.halve(&mut ctx.shared.ids, id),
             LiveStep::Authenticate => {
-                let (again, layer) = (request.needs_auth, request.layer);
+                let again = request.needs_auth;
+                let layer = request.layer;
                 request.needs_auth = true;
                 if !self.auth.require(ctx, self.subs.conn, again) {
                     self.suspend(ctx, layer, RequestMode::Live);
@@ -284,7 +285,7 @@ impl Session {
     /// Called only when requests may be sent, and followed by sending at once. The old requests stay open until the
     /// new ones are in force, as far as there is room for both. Pending batches are not touched: they fetch history,
     /// and their items stay subscribed to. Announcements keep their own subscription.
-    fn rebuild_live(&mut self, ctx: &mut Context<'_>) {
+    fn rebuild_live(&mut self, ctx: &mut RelayContext<'_>) {
         self.live.needs_rebuild = false;
         let before = self.live.filters();
         let filters = match self.full_sync {
@@ -307,7 +308,7 @@ impl Session {
 
     /// Rebuilds only the requests for repositories, if there are many: each takes a slot, and a complete rebuild is
     /// worth it only for many filters. Returns `false` if there are few.
-    fn merge_repos(&mut self, ctx: &mut Context<'_>) -> bool {
+    fn merge_repos(&mut self, ctx: &mut RelayContext<'_>) -> bool {
         let before = self.live.repo_requests_at_rebuild;
         let is_fragmented = self.live.requests_for(Layer::Repos) > before + MAX_REPO_FRAGMENTS;
         if !is_fragmented || self.full_sync.is_some() {
@@ -328,7 +329,7 @@ impl Session {
     /// they are in force.
     fn replace_with(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         which: impl Fn(Layer) -> bool,
         filters: Vec<Filter>,
     ) {
@@ -347,7 +348,7 @@ impl Session {
     /// fetched.
     pub(in crate::engine) fn replace_live_items(
         &mut self,
-        ctx: &mut Context<'_>,
+        ctx: &mut RelayContext<'_>,
         which: impl Fn(Layer) -> bool,
     ) {
         let items = self.live.items().filter(|(_, one)| which(one.layer));
@@ -374,7 +375,7 @@ impl Session {
     }
 
     /// Closes one request that is being replaced, for want of room; returns `false` if there is none.
-    fn close_one_replaced(&mut self, ctx: &mut Context<'_>) -> bool {
+    fn close_one_replaced(&mut self, ctx: &mut RelayContext<'_>) -> bool {
         let Some((id, sub)) = self.live.replaced() else {
             return false;
         };
@@ -385,7 +386,7 @@ impl Session {
     }
 
     /// Returns everything confirmed and everything pending.
-    fn subscribed_items(&self, ctx: &Context<'_>) -> PendingItems {
+    fn subscribed_items(&self, ctx: &RelayContext<'_>) -> PendingItems {
         let mut items = ctx.history.state.confirmed.clone();
         for batch in self.backlog.batches.values() {
             items.include(batch.items.clone());
@@ -394,7 +395,7 @@ impl Session {
     }
 
     /// Closes replaced requests, once all their replacements are answered.
-    fn end_replacement(&mut self, ctx: &mut Context<'_>) {
+    fn end_replacement(&mut self, ctx: &mut RelayContext<'_>) {
         if self.live.replaced().is_none() {
             return;
         }
