@@ -234,7 +234,7 @@ impl MaintainerChanges {
 
 /// The way on which git data comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum DataSource {
     /// A client sends it.
     Pushed,
     /// The server fetches or copies it because of an event.
@@ -255,7 +255,7 @@ pub struct Addition {
     pub author: Option<PublicKey>,
     /// It came for a maintainer of a served repository.
     pub has_authority: bool,
-    pub source: Source,
+    pub source: DataSource,
     pub bytes: u64,
 }
 

@@ -50,7 +50,7 @@ use self::queue::{Executor, WorkQueues};
 pub use self::quota::{QuotaAccount, Reservation};
 use self::task::{Callers, Inbox, Task};
 pub use crate::active_work::WorkGuard;
-use crate::database::{ADDITIONS_KEPT, DatabaseError, DatabaseFuture, Source};
+use crate::database::{ADDITIONS_KEPT, DataSource, DatabaseError, DatabaseFuture};
 use crate::git::{GitError, RepoStore};
 use crate::hunt::HuntHandle;
 use crate::purgatory::Record;
@@ -339,7 +339,7 @@ impl PurgatoryDriver {
     pub fn charge_push(&self, repo: &RepoId, claimant: &Claimant, bytes: u64) {
         let now = self.relay().now();
         self.disk()
-            .charge(now, repo, claimant, (Source::Pushed, bytes));
+            .charge(now, repo, claimant, (DataSource::Pushed, bytes));
         self.quota().added(bytes);
     }
 

@@ -109,7 +109,8 @@ impl Purgatory {
         records: impl IntoIterator<Item = Record>,
         now: Now,
     ) -> Self {
-        let (mut held, mut staging) = (HeldEvents::new(&config), Staging::new(&config));
+        let mut held = HeldEvents::new(&config);
+        let mut staging = Staging::new(&config);
         let mut tasks = CleanupTasks::default();
         for record in records {
             held.apply(&record);
@@ -357,7 +358,8 @@ impl Purgatory {
         let Some(held) = self.held.announcement(repo) else {
             return;
         };
-        let (id, was_expired) = (held.id(), !held.is_waiting());
+        let id = held.id();
+        let was_expired = !held.is_waiting();
         self.renew(out, id);
         if was_expired {
             self.tasks
@@ -394,9 +396,10 @@ impl Purgatory {
     }
 
     /// Notes what a repository hunts for, and starts the hunt if that is more than before.
-    fn want(&mut self, out: &mut Outputs, repo: &RepoId, mut wanted: judge::Wanted) {
+    fn want(&mut self, out: &mut Outputs, repo: &RepoId, mut wanted: judge::HuntedEvents) {
         // One fetch is enough for a pull request that names several repositories.
-        let (held, hunts) = (&self.held, &self.wanted);
+        let held = &self.held;
+        let hunts = &self.wanted;
         wanted.held.retain(|id| {
             let is_proposal = held.get(id).is_some_and(|held| held.proposal().is_some());
             !is_proposal || !hunts.is_hunted_elsewhere(repo, id)
@@ -523,7 +526,8 @@ impl Purgatory {
 
     /// Returns the held events of a coordinate.
     fn versions(&self, coordinate: &Coordinate) -> Vec<&HeldEvent> {
-        let (kind, author) = (coordinate.kind, coordinate.public_key);
+        let kind = coordinate.kind;
+        let author = coordinate.public_key;
         let is_held = kind == kinds::ANNOUNCEMENT || kind == kinds::STATE;
         let identifier = Identifier::new(&coordinate.identifier)
             .ok()
@@ -624,7 +628,8 @@ impl Purgatory {
     /// Ends the extended time of events as if they had been received with the first answer: every server was asked.
     fn hunt_ended(&mut self, out: &mut Outputs, repo: &RepoId) {
         let first_answer = self.releases.take_first_answer(repo);
-        let (now, hold_for) = (self.now.unix, self.config.hold_for);
+        let now = self.now.unix;
+        let hold_for = self.config.hold_for;
         // Events received after the first answer have their own time.
         let end = |since: Timestamp| first_answer.map_or(now, |at| at.max(since)) + hold_for;
         let extended = self.extended(repo);

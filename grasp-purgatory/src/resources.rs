@@ -23,7 +23,7 @@ pub struct Holding {
 }
 
 /// A claim in the queue, removed when it is dropped.
-struct Claim<'a> {
+struct QueuedClaim<'a> {
     pool: &'a SharedPool,
     number: u64,
 }
@@ -75,7 +75,7 @@ impl SharedPool {
                 Err(shortage) => pool.enqueue(*claimant, amount, sender).ok_or(shortage)?,
             }
         };
-        let _claim = Claim { pool: self, number };
+        let _claim = QueuedClaim { pool: self, number };
         match tokio::time::timeout(timeout, granted).await {
             Ok(Ok(holding)) => Ok(holding),
             _ => Err(Shortage::Total),
@@ -143,7 +143,7 @@ impl Drop for Holding {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for QueuedClaim<'_> {
     fn drop(&mut self) {
         self.pool.0.lock().cancel(self.number);
     }

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::JOURNAL;
 use crate::database::{
-    ADDITIONS_KEPT, Addition, Commit, Committed, Database, DatabaseError, Source,
+    ADDITIONS_KEPT, Addition, Commit, Committed, DataSource, Database, DatabaseError,
 };
 
 const GIB: u64 = 1 << 30;
@@ -94,11 +94,11 @@ impl Default for Spent {
 
 impl Spent {
     /// Returns the meter of a claimant for all repositories.
-    fn meter(&mut self, claimant: &Claimant, source: Source) -> &mut Meter {
+    fn meter(&mut self, claimant: &Claimant, source: DataSource) -> &mut Meter {
         match (claimant.has_authority, source) {
             (true, _) => &mut self.maintainers,
-            (false, Source::Pushed) => &mut self.others,
-            (false, Source::Hunted) => &mut self.hunted,
+            (false, DataSource::Pushed) => &mut self.others,
+            (false, DataSource::Hunted) => &mut self.hunted,
         }
     }
 
@@ -107,7 +107,7 @@ impl Spent {
         at: Mono,
         repo: &RepoId,
         claimant: &Claimant,
-        (source, bytes): (Source, u64),
+        (source, bytes): (DataSource, u64),
     ) {
         self.meter(claimant, source).charge(at, claimant, bytes);
         if !claimant.has_authority {
@@ -208,7 +208,7 @@ impl DiskBudget {
     }
 
     /// Returns the bytes that a claimant may still add to a repository today.
-    pub fn room(&self, now: Mono, repo: &RepoId, claimant: &Claimant, source: Source) -> u64 {
+    pub fn room(&self, now: Mono, repo: &RepoId, claimant: &Claimant, source: DataSource) -> u64 {
         let now = shifted(now);
         let mut spent = self.spent.lock();
         let room = spent.meter(claimant, source).room(now, claimant);
@@ -227,7 +227,7 @@ impl DiskBudget {
         now: Now,
         repo: &RepoId,
         claimant: &Claimant,
-        (source, bytes): (Source, u64),
+        (source, bytes): (DataSource, u64),
     ) {
         let secs = now.unix.as_secs();
         let addition = Addition {
@@ -278,13 +278,13 @@ mod tests {
         let (budget, now) = (DiskBudget::default(), at(1));
         let (x, y) = (repo(1, "x"), repo(2, "x"));
         let room = |now: Now, repo, claimant: &Claimant| {
-            budget.room(now.mono, repo, claimant, Source::Hunted)
+            budget.room(now.mono, repo, claimant, DataSource::Hunted)
         };
         let before = room(now, &x, &author(1).with_authority());
         let mut added = 0;
         for n in 1..=100 {
             let some = room(now, &x, &author(n));
-            budget.charge(now, &x, &author(n), (Source::Hunted, some));
+            budget.charge(now, &x, &author(n), (DataSource::Hunted, some));
             added += some;
         }
         assert_eq!(added, REPOSITORY.total, "however many sign");
@@ -299,24 +299,27 @@ mod tests {
         let (budget, now) = (DiskBudget::default(), at(1));
         for n in 0..100 {
             let repo = repo(1, &n.to_string());
-            let some = budget.room(now.mono, &repo, &author(n), Source::Hunted);
-            budget.charge(now, &repo, &author(n), (Source::Hunted, some));
+            let some = budget.room(now.mono, &repo, &author(n), DataSource::Hunted);
+            budget.charge(now, &repo, &author(n), (DataSource::Hunted, some));
         }
         let x = repo(1, "x");
-        assert_eq!(budget.room(now.mono, &x, &author(101), Source::Hunted), 0);
-        assert!(budget.room(now.mono, &x, &author(101), Source::Pushed) > GIB);
+        assert_eq!(
+            budget.room(now.mono, &x, &author(101), DataSource::Hunted),
+            0
+        );
+        assert!(budget.room(now.mono, &x, &author(101), DataSource::Pushed) > GIB);
     }
 
     #[test]
     fn a_restart_restores_the_spent_amounts_and_their_age() {
         let (before, x) = (DiskBudget::default(), repo(1, "x"));
-        before.charge(at(0), &x, &author(1), (Source::Pushed, GIB));
-        before.charge(at(1), &x, &author(1), (Source::Pushed, 2 * GIB));
+        before.charge(at(0), &x, &author(1), (DataSource::Pushed, GIB));
+        before.charge(at(1), &x, &author(1), (DataSource::Pushed, 2 * GIB));
         before.charge(
             at(12 * HOUR),
             &x,
             &author(2).with_authority(),
-            (Source::Pushed, GIB),
+            (DataSource::Pushed, GIB),
         );
         let saved = before.take_unsaved();
         assert_eq!(
@@ -329,7 +332,7 @@ mod tests {
         let start = Now::new(Mono::ZERO, at(13 * HOUR).unix);
         after.restore(start, &saved);
         let room = |budget: &DiskBudget, mono: Mono| {
-            let room = |who: &Claimant| budget.room(mono, &x, who, Source::Pushed);
+            let room = |who: &Claimant| budget.room(mono, &x, who, DataSource::Pushed);
             [
                 room(&author(1)),
                 room(&author(2)),

@@ -15,7 +15,7 @@ use nostr::nips::nip01::Coordinate;
 
 use super::queue::Executor;
 use super::reach::ReachReader;
-use crate::database::{RepoRow, Source, View};
+use crate::database::{DataSource, RepoRow, View};
 use crate::git::{Completeness, CopySource, GitError, RepoGuard};
 use crate::{HeldFor, Input, Survey, SurveyedLead, SurveyedView};
 
@@ -32,7 +32,7 @@ const MAX_COPIED_PROPOSALS: usize = 16;
 const EVENTS_AT_ONCE: usize = 100;
 
 /// Events and the tips that each needs.
-type Wanted = BTreeMap<EventId, BTreeSet<Oid>>;
+type HuntedEvents = BTreeMap<EventId, BTreeSet<Oid>>;
 
 impl Executor {
     pub(super) async fn survey(&self, repo: RepoId) -> Input {
@@ -245,7 +245,7 @@ impl Executor {
             .iter()
             .filter_map(|event| Proposal::parse(event).ok());
         let served: Vec<Proposal> = served.filter(|proposal| lacks_ref(row, proposal)).collect();
-        let mut wanted: Wanted = BTreeMap::new();
+        let mut wanted: HuntedEvents = BTreeMap::new();
         for state in &states {
             if let Some(tips) = state.tips() {
                 wanted.insert(state.version.id, tips.into_iter().collect());
@@ -383,9 +383,12 @@ impl Executor {
         repo: &RepoId,
         claimant: &Claimant,
     ) -> Result<u64, GitError> {
-        let today = self
-            .disk
-            .room(self.parts.relay.now().mono, repo, claimant, Source::Hunted);
+        let today = self.disk.room(
+            self.parts.relay.now().mono,
+            repo,
+            claimant,
+            DataSource::Hunted,
+        );
         Ok(today.min(self.quota.room(repo, claimant).await?))
     }
 
@@ -393,7 +396,7 @@ impl Executor {
     pub(super) fn charge_hunted(&self, repo: &RepoId, claimant: &Claimant, bytes: u64) {
         let now = self.parts.relay.now();
         self.disk
-            .charge(now, repo, claimant, (Source::Hunted, bytes));
+            .charge(now, repo, claimant, (DataSource::Hunted, bytes));
         self.quota.added(bytes);
     }
 
@@ -493,7 +496,10 @@ fn lacks_ref(row: &RepoRow, proposal: &Proposal) -> bool {
 }
 
 /// Returns the events whose objects are all here, with their whole history.
-async fn check(guard: &mut RepoGuard, wanted: &Wanted) -> Result<BTreeSet<EventId>, GitError> {
+async fn check(
+    guard: &mut RepoGuard,
+    wanted: &HuntedEvents,
+) -> Result<BTreeSet<EventId>, GitError> {
     let all: BTreeSet<Oid> = wanted.values().flatten().copied().collect();
     let Completeness { missing, broken } = guard.check(&all).await?;
     let mut complete = BTreeSet::new();

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 
 use super::driver::HuntShared;
-use super::plan::Needs;
+use super::plan::HuntNeeds;
 use super::requests::{Admission, QueuedRequest};
 use super::schedule::End;
 use super::visit::{Visit, VisitProgress};
@@ -26,7 +26,7 @@ pub(super) struct Hunt<C> {
     shared: Arc<HuntShared<C>>,
     repo: RepoId,
     /// What is wanted. Visits remove what has arrived.
-    needs: watch::Sender<Needs>,
+    needs: watch::Sender<HuntNeeds>,
     /// Addresses of the present attempt, in order.
     addresses: Vec<CloneUrl>,
     /// Addresses that the present attempt has tried or queued; those with a visit of an earlier attempt are among them.
@@ -83,7 +83,7 @@ impl<C: SyncContext> Hunt<C> {
         let Some(wants) = self.read_wants(scope).await else {
             return End::Wanting;
         };
-        let needs = Needs::new(wants);
+        let needs = HuntNeeds::new(wants);
         if needs.is_empty() {
             return End::Needless;
         }
@@ -160,7 +160,7 @@ impl<C: SyncContext> Hunt<C> {
     }
 
     /// Begins to look for these needs, at the addresses of this attempt.
-    async fn choose_addresses(&mut self, needs: Needs) {
+    async fn choose_addresses(&mut self, needs: HuntNeeds) {
         let wanted = needs.clone();
         self.addresses = self
             .shared
@@ -229,7 +229,7 @@ impl<C: SyncContext> Hunt<C> {
         let mut needs = self.needs.subscribe();
         tokio::select! {
             biased;
-            _ = needs.wait_for(Needs::is_empty) => {}
+            _ = needs.wait_for(HuntNeeds::is_empty) => {}
             Some((host, progress)) = self.progress.recv() => {
                 if let Some(visit) = self.visits.get_mut(&host) {
                     visit.progress = progress;

@@ -95,8 +95,8 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    pub(super) fn visit(&self) -> VisitId {
-        VisitId {
+    pub(super) fn visit(&self) -> HostVisitId {
+        HostVisitId {
             host: self.host.clone(),
             repo: self.repo.clone(),
         }
@@ -105,7 +105,7 @@ impl Permit {
 
 /// Identifies a visit: a repository has one at a time to each host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct VisitId {
+pub(super) struct HostVisitId {
     pub(super) host: Host,
     pub(super) repo: RepoId,
 }

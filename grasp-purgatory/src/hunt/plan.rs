@@ -54,11 +54,11 @@ impl Advertisement {
 
 /// The wanted objects of one repository, and the servers that may have them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Needs {
+pub(super) struct HuntNeeds {
     wants: Vec<Want>,
 }
 
-impl Needs {
+impl HuntNeeds {
     /// Creates the needs of these events.
     pub(super) fn new(wants: Vec<Want>) -> Self {
         let mut needs = Self { wants };
@@ -151,7 +151,7 @@ pub(super) struct FetchPlan {
 
 /// The reason why an object is not requested from a server in the same way again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Failure {
+pub(super) enum RequestFailure {
     /// Refused when it was requested without an advertisement.
     Refused,
     /// Requested with others without success; any of them may have been the cause.
@@ -185,18 +185,18 @@ impl MissedObjects {
     }
 
     /// Returns the reason. A refusal without an advertisement is judged by what the server advertises afterwards.
-    fn failure(&self, advertised_since: Option<&BTreeSet<Oid>>) -> Failure {
+    fn failure(&self, advertised_since: Option<&BTreeSet<Oid>>) -> RequestFailure {
         let Some(advertised) = advertised_since.filter(|_| self.is_refusal) else {
             return if self.was_alone {
-                Failure::Missed
+                RequestFailure::Missed
             } else {
-                Failure::Doubted
+                RequestFailure::Doubted
             };
         };
         if self.was_alone && advertised.is_disjoint(&self.oids) {
-            Failure::Missed
+            RequestFailure::Missed
         } else {
-            Failure::Refused
+            RequestFailure::Refused
         }
     }
 }
@@ -214,7 +214,7 @@ struct Remembered {
     visited: Mono,
     /// The last advertisement, and the time since which it is known.
     advertised: Option<(Fingerprint, Mono)>,
-    failures: BTreeMap<Oid, Failure>,
+    failures: BTreeMap<Oid, RequestFailure>,
     /// Transfers that were cancelled for waiting requests.
     gave_way: u32,
 }
@@ -262,7 +262,12 @@ impl AddressMemory {
     }
 
     /// Remembers failures. The graver of two reasons counts.
-    fn failed(&mut self, url: &CloneUrl, oids: impl IntoIterator<Item = Oid>, failure: Failure) {
+    fn failed(
+        &mut self,
+        url: &CloneUrl,
+        oids: impl IntoIterator<Item = Oid>,
+        failure: RequestFailure,
+    ) {
         let Some(Remembered { failures, .. }) = self.addresses.get_mut(url) else {
             return;
         };
@@ -307,8 +312,8 @@ impl AddressMemory {
         let remembered = self.addresses.get(url);
         for oid in wanted {
             match remembered.and_then(|remembered| remembered.failures.get(oid)) {
-                Some(Failure::Missed) => {}
-                None | Some(Failure::Refused) if advertised.has.contains(oid) => {
+                Some(RequestFailure::Missed) => {}
+                None | Some(RequestFailure::Refused) if advertised.has.contains(oid) => {
                     plan.batch.insert(*oid);
                 }
                 _ => plan.guesses.push(*oid),
@@ -382,13 +387,13 @@ mod tests {
 
     #[test]
     fn addresses_of_maintainers_come_first_and_those_of_contributors_last() {
-        let needs = Needs::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A, B], &[])]);
+        let needs = HuntNeeds::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A, B], &[])]);
         assert_eq!(needs.places(&memory(), 9, Mono::ZERO), urls(&[A, B, C]));
     }
 
     #[test]
     fn a_contributors_server_is_asked_for_the_contribution_alone() {
-        let needs = Needs::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A], &[])]);
+        let needs = HuntNeeds::new(vec![want(&[1], &[A], &[C]), want(&[2], &[A], &[])]);
         assert_eq!(needs.of(&url(A)), oids(&[1, 2]));
         assert_eq!(needs.of(&url(C)), oids(&[1]));
     }
@@ -400,7 +405,7 @@ mod tests {
     }
 
     /// Returns the addresses that a number of attempts visit.
-    fn visited(needs: &Needs, memory: &mut AddressMemory, attempts: u64) -> BTreeSet<CloneUrl> {
+    fn visited(needs: &HuntNeeds, memory: &mut AddressMemory, attempts: u64) -> BTreeSet<CloneUrl> {
         let mut seen = BTreeSet::new();
         for attempt in 0..attempts {
             let now = Mono::from_secs(attempt * 120);
@@ -418,7 +423,7 @@ mod tests {
     fn thousands_of_addresses_are_tried_a_few_at_a_time_and_all_in_the_end() {
         let many = addresses(2_000);
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        let (mut memory, needs) = (memory(), Needs::new(vec![want(&[1], &[A], &many)]));
+        let (mut memory, needs) = (memory(), HuntNeeds::new(vec![want(&[1], &[A], &many)]));
         assert_eq!(needs.places(&memory, 64, Mono::ZERO)[0], url(A));
         assert_eq!(visited(&needs, &mut memory, 32).len(), 2_001);
     }
@@ -428,7 +433,7 @@ mod tests {
         let many = addresses(300);
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let mut memory = AddressMemory::new(100);
-        let needs = Needs::new(vec![want(&[1], &[], &many)]);
+        let needs = HuntNeeds::new(vec![want(&[1], &[], &many)]);
         assert_eq!(visited(&needs, &mut memory, 60).len(), 300);
     }
 
@@ -436,7 +441,7 @@ mod tests {
     fn of_too_many_addresses_of_maintainers_the_first_are_always_tried_and_all_in_the_end() {
         let many = addresses(1_000);
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        let (mut memory, needs) = (memory(), Needs::new(vec![want(&[1], &many, &[])]));
+        let (mut memory, needs) = (memory(), HuntNeeds::new(vec![want(&[1], &many, &[])]));
         for second in 0..9 {
             let places = needs.places(&memory, 64, Mono::from_secs(second));
             assert_eq!(places[..32], urls(&many[..32]));
@@ -472,7 +477,7 @@ mod tests {
         let before = Advertisement::read([("refs/heads/main", oid(7))], &wanted);
         let after = Advertisement::read([("refs/heads/main", oid(8))], &wanted);
         list(&mut memory, 0, A, before.fingerprint);
-        memory.failed(&url(A), [oid(1)], Failure::Missed);
+        memory.failed(&url(A), [oid(1)], RequestFailure::Missed);
         list(&mut memory, 60, A, before.fingerprint);
         assert_eq!(memory.plan(&url(A), &wanted, &before), FetchPlan::default());
         assert_eq!(
@@ -490,7 +495,7 @@ mod tests {
         let wanted = oids(&[1]);
         let advertised = Advertisement::read([("refs/heads/main", oid(7))], &wanted);
         list(&mut memory, 0, A, advertised.fingerprint);
-        memory.failed(&url(A), [oid(1)], Failure::Missed);
+        memory.failed(&url(A), [oid(1)], RequestFailure::Missed);
         list(&mut memory, 30 * 60, A, advertised.fingerprint);
         assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(1)]);
     }
@@ -501,7 +506,7 @@ mod tests {
         let wanted = oids(&[1, 2]);
         let advertised = Advertisement::read([("a", oid(1)), ("b", oid(2))], &wanted);
         list(&mut memory, 0, A, advertised.fingerprint);
-        memory.failed(&url(A), wanted.clone(), Failure::Doubted);
+        memory.failed(&url(A), wanted.clone(), RequestFailure::Doubted);
         let plan = memory.plan(&url(A), &wanted, &advertised);
         assert_eq!(
             plan,
@@ -510,7 +515,7 @@ mod tests {
                 guesses: vec![oid(1), oid(2)]
             }
         );
-        memory.failed(&url(A), [oid(1)], Failure::Missed);
+        memory.failed(&url(A), [oid(1)], RequestFailure::Missed);
         assert_eq!(memory.plan(&url(A), &wanted, &advertised).guesses, [oid(2)]);
     }
 
@@ -528,7 +533,7 @@ mod tests {
 
     #[test]
     fn received_objects_are_not_wanted_any_more() {
-        let mut needs = Needs::new(vec![want(&[1, 2], &[A], &[]), want(&[2], &[B], &[])]);
+        let mut needs = HuntNeeds::new(vec![want(&[1, 2], &[A], &[]), want(&[2], &[B], &[])]);
         needs.got(&oids(&[2]));
         assert_eq!(
             (needs.of(&url(A)), needs.of(&url(B))),

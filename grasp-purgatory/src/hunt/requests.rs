@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::HuntConfig;
 use super::driver::HunterSender;
-use super::hosts::{Hosts, Permit, VisitId};
+use super::hosts::{HostVisitId, Hosts, Permit};
 use super::slots::Slots;
 
 /// How a visit enters a host.
@@ -22,7 +22,7 @@ pub(super) enum Admission {
 
 /// A request that waits for a permit of its host and a slot. Dropping it gives up the position in the queue.
 pub(super) struct QueuedRequest {
-    visit: VisitId,
+    visit: HostVisitId,
     hunter: HunterSender,
     slot: oneshot::Receiver<RequestSlot>,
     /// The limits of the host do not allow the request now.
@@ -37,7 +37,7 @@ impl QueuedRequest {
         repo: &RepoId,
         admission: Admission,
     ) -> Option<Self> {
-        let visit = VisitId {
+        let visit = HostVisitId {
             host: url.host(),
             repo: repo.clone(),
         };
@@ -51,7 +51,7 @@ impl QueuedRequest {
         is_admitted.await.then_some(request)
     }
 
-    fn new(visit: VisitId, hunter: HunterSender) -> (oneshot::Sender<RequestSlot>, Self) {
+    fn new(visit: HostVisitId, hunter: HunterSender) -> (oneshot::Sender<RequestSlot>, Self) {
         let (reply, slot) = oneshot::channel();
         let request = Self {
             visit,
@@ -134,9 +134,9 @@ pub(super) struct Requests {
     pub(super) hosts: Hosts,
     slots: Slots,
     /// Requests that wait for a permit or a slot.
-    waiting: BTreeMap<VisitId, WaitingRequest>,
+    waiting: BTreeMap<HostVisitId, WaitingRequest>,
     /// Requests under way, with the channel that tells each that it is overdue.
-    running: BTreeMap<VisitId, oneshot::Sender<()>>,
+    running: BTreeMap<HostVisitId, oneshot::Sender<()>>,
     /// Hosts to classify, each with the relay that it has if it is a GRASP server.
     pub(super) unclassified: Vec<(Host, RelayUrl)>,
     hunter: HunterSender,
@@ -216,7 +216,7 @@ impl Requests {
     fn admit(
         &mut self,
         now: Mono,
-        visit: VisitId,
+        visit: HostVisitId,
         admission: Admission,
         reply: oneshot::Sender<RequestSlot>,
     ) -> bool {
@@ -253,7 +253,7 @@ impl Requests {
     fn wait(
         &mut self,
         now: Mono,
-        visit: VisitId,
+        visit: HostVisitId,
         reply: oneshot::Sender<RequestSlot>,
         permits: Vec<Permit>,
         has_begun: bool,
@@ -271,7 +271,7 @@ impl Requests {
     }
 
     /// Removes a request that waits.
-    fn withdraw(&mut self, now: Mono, visit: &VisitId) {
+    fn withdraw(&mut self, now: Mono, visit: &HostVisitId) {
         if self.waiting.remove(visit).is_none() {
             return;
         }

@@ -92,7 +92,8 @@ impl Schedule {
     /// Something new is wanted: earlier failures are forgotten, and the next attempt comes when the new thing wants it
     /// or when one was due anyway, whichever is sooner.
     pub(super) fn enqueue(&mut self, now: Mono, repo: &RepoId, after: Option<Duration>) {
-        let (leading_edge, debounce) = (self.leading_edge, self.debounce);
+        let leading_edge = self.leading_edge;
+        let debounce = self.debounce;
         let entry = self.entry(repo);
         entry.attempts = 0;
         entry.backoff.fresh_start();

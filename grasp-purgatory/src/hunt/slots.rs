@@ -6,7 +6,7 @@ use std::time::Duration;
 use grasp_core::{Mono, RepoId};
 
 use super::HuntConfig;
-use super::hosts::{Permit, VisitId};
+use super::hosts::{HostVisitId, Permit};
 
 /// Time of a transfer after which its slot is overdue. Doubled each time that an address lost a slot in this way, so
 /// that large transfers end eventually.
@@ -24,7 +24,7 @@ pub(super) struct Slots {
     round: VecDeque<RepoId>,
     waiting: BTreeMap<RepoId, VecDeque<Permit>>,
     /// The requests under way, each with the time from which it is overdue; `None` once it was told to end.
-    running: BTreeMap<VisitId, Option<Mono>>,
+    running: BTreeMap<HostVisitId, Option<Mono>>,
 }
 
 impl Slots {
@@ -72,20 +72,20 @@ impl Slots {
     }
 
     /// Gives a request time for its objects: its server has begun to answer.
-    pub(super) fn answered(&mut self, now: Mono, visit: &VisitId, time_factor: u32) {
+    pub(super) fn answered(&mut self, now: Mono, visit: &HostVisitId, time_factor: u32) {
         if let Some(Some(overdue_at)) = self.running.get_mut(visit) {
             *overdue_at = now + FETCH_SLOT * time_factor;
         }
     }
 
     /// Frees the slot of a request that has ended.
-    pub(super) fn end(&mut self, visit: &VisitId) {
+    pub(super) fn end(&mut self, visit: &HostVisitId) {
         self.running.remove(visit);
     }
 
     /// Removes a waiting request, and returns its permit.
     #[must_use = "a permit that is not released stays taken"]
-    pub(super) fn withdraw(&mut self, visit: &VisitId) -> Option<Permit> {
+    pub(super) fn withdraw(&mut self, visit: &HostVisitId) -> Option<Permit> {
         let waiting = self.waiting.get_mut(&visit.repo)?;
         let position = waiting
             .iter()
@@ -99,7 +99,7 @@ impl Slots {
     }
 
     /// Returns a request that is to end because it is overdue and another waits; each only once.
-    pub(super) fn next_overdue(&mut self, now: Mono) -> Option<VisitId> {
+    pub(super) fn next_overdue(&mut self, now: Mono) -> Option<HostVisitId> {
         if self.next_deadline()? > now {
             return None;
         }

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use super::driver::{HuntShared, Hunter};
-use super::plan::{MissedObjects, Needs};
+use super::plan::{HuntNeeds, MissedObjects};
 use super::requests::{Admission, QueuedRequest, RequestSlot};
 use super::{Advertisement, FetchError, HuntReport, SyncContext};
 use crate::git::Fetched;
@@ -51,7 +51,7 @@ pub(super) struct Visit<C> {
     pub(super) shared: Arc<HuntShared<C>>,
     pub(super) repo: RepoId,
     pub(super) url: CloneUrl,
-    pub(super) needs: watch::Sender<Needs>,
+    pub(super) needs: watch::Sender<HuntNeeds>,
     pub(super) progress: mpsc::UnboundedSender<(Host, VisitProgress)>,
 }
 

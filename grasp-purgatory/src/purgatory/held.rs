@@ -222,13 +222,13 @@ impl Total {
 
 /// The waiting events by author and by repository; and the expired ones.
 #[derive(Debug, Default)]
-struct Usage {
+struct HeldUsage {
     authors: BTreeMap<PublicKey, Total>,
     repos: BTreeMap<RepoId, Total>,
     expired: Total,
 }
 
-impl Usage {
+impl HeldUsage {
     fn add(&mut self, held: &HeldEvent) {
         if !held.is_waiting() {
             return self.expired.add(held.bytes);
@@ -296,7 +296,7 @@ pub(super) struct HeldEvents {
     listing: BTreeMap<RepoId, BTreeSet<PublicKey>>,
     /// Events by the end of their phase.
     deadlines: BTreeMap<Phase, BTreeSet<(Timestamp, EventId)>>,
-    usage: Usage,
+    usage: HeldUsage,
     /// Shares of the memory for waiting events.
     memory: Shares<Option<PublicKey>>,
 }
@@ -308,7 +308,7 @@ impl HeldEvents {
             by_repo: BTreeMap::new(),
             listing: BTreeMap::new(),
             deadlines: BTreeMap::new(),
-            usage: Usage::default(),
+            usage: HeldUsage::default(),
             memory: Shares::new(config.total, config.total.bytes / 4, LARGEST_EVENT, |one| {
                 one.author
             }),

@@ -64,12 +64,12 @@ pub(super) struct ReleasePlan {
     pub(super) followers: BTreeSet<RepoId>,
     /// Repositories of keys that are no longer maintainers: their states may have lost their place.
     pub(super) left: BTreeSet<RepoId>,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: HuntedEvents,
 }
 
 /// The events whose objects a repository lacks and hunts for.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct HuntedEvents {
     /// Held states and pull requests.
     pub(super) held: BTreeSet<EventId>,
     /// A served state that the repository should show.
@@ -89,7 +89,7 @@ pub(super) fn plan(
     if policy.withholds(repo) {
         return ReleasePlan::default();
     }
-    let stored = StoredEvents::parse(survey);
+    let stored = SurveyedEvents::parse(survey);
     let maintainers = maintainers(policy, held, repo, &stored);
     let own = Own::find(policy, held, repo, &stored);
     let mut judgement = Judgement {
@@ -114,13 +114,13 @@ pub(super) fn plan(
 }
 
 /// The parsed stored events of a survey.
-struct StoredEvents {
+struct SurveyedEvents {
     announcements: BTreeMap<PublicKey, (Announcement, Arc<Event>)>,
     states: BTreeMap<PublicKey, (Arc<State>, Arc<Event>)>,
     proposals: Vec<Proposal>,
 }
 
-impl StoredEvents {
+impl SurveyedEvents {
     fn parse(survey: &Survey) -> Self {
         let mut announcements = BTreeMap::new();
         for event in &survey.announcements {
@@ -157,7 +157,7 @@ fn maintainers(
     policy: &Policy,
     held: &HeldEvents,
     repo: &RepoId,
-    stored: &StoredEvents,
+    stored: &SurveyedEvents,
 ) -> BTreeSet<PublicKey> {
     let reach = policy.model.reach(&repo.owner, |key| {
         let coordinate = RepoId::new(*key, repo.identifier.clone());
@@ -188,7 +188,7 @@ impl Own {
         policy: &Policy,
         held: &HeldEvents,
         repo: &RepoId,
-        stored: &StoredEvents,
+        stored: &SurveyedEvents,
     ) -> Option<Self> {
         let held = held.announcement(repo).and_then(HeldEvent::announcement);
         let (announcement, presence) = match (held, stored.announcement(&repo.owner)) {
@@ -222,7 +222,7 @@ struct Judgement<'a> {
     staging: &'a Staging,
     repo: &'a RepoId,
     survey: &'a Survey,
-    stored: &'a StoredEvents,
+    stored: &'a SurveyedEvents,
     /// Empty unless the repository is hosted, and for an address.
     maintainers: BTreeSet<PublicKey>,
     /// `None` if the repository is not hosted.
@@ -524,8 +524,8 @@ impl Judgement<'_> {
     }
 
     /// Returns what is to be hunted for here.
-    fn wanted(&self) -> Wanted {
-        let mut wanted = Wanted::default();
+    fn wanted(&self) -> HuntedEvents {
+        let mut wanted = HuntedEvents::default();
         if self.own.is_none() {
             return wanted;
         }
@@ -625,7 +625,8 @@ impl Judgement<'_> {
                 }
             }
             for proposal in &self.stored.proposals {
-                let (id, tip) = (proposal.id, proposal.tip);
+                let id = proposal.id;
+                let tip = proposal.tip;
                 let is_missing = self.tip_of(id) != Some(tip);
                 if is_missing && self.survey.complete.contains(&id) && room.takes(proposal) {
                     let places = BTreeSet::from([here.clone()]);

@@ -98,7 +98,8 @@ impl Purgatory {
             }
         });
         let staged = self.staging.iter().flat_map(|(id, staged)| {
-            let (id, until) = (*id, staged.until);
+            let id = *id;
+            let until = staged.until;
             let tips = staged.tips.iter();
             let uploads = tips.flat_map(|(tip, targets)| targets.iter().map(move |one| (tip, one)));
             uploads.map(move |(tip, (target, bytes))| Record::Staged {
@@ -330,7 +331,8 @@ impl Purgatory {
         let others = announcements
             .iter()
             .filter(|announcement| !is_own(announcement));
-        let (service, now) = (&self.policy.service, self.now.unix);
+        let service = &self.policy.service;
+        let now = self.now.unix;
         let trusted = select_addresses(own.chain(others).flat_map(|a| &a.clone), service, now);
         let mut untrusted = select_addresses(untrusted.iter(), service, now);
         untrusted.retain(|url| !trusted.contains(url));

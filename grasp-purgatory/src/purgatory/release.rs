@@ -386,6 +386,15 @@ impl Purgatory {
         }
     }
 
+    /// Holds states that count again because their successors were deleted, if their objects are complete.
+    fn hold_previous(&mut self, out: &mut Outputs, survey: &Survey) {
+        for event in &survey.previous {
+            if survey.complete.contains(&event.id) && self.held.get(&event.id).is_none() {
+                self.held.hold(out, event, self.now.unix, self.hold_until());
+            }
+        }
+    }
+
     pub(super) fn surveyed(&mut self, out: &mut Outputs, repo: &RepoId, survey: &Survey) {
         if self.releases.stage_ended(repo, Stage::Survey).is_none() {
             return self.releases.request(out, repo);
@@ -397,12 +406,7 @@ impl Purgatory {
         for id in &survey.refused {
             self.drop_with_view(out, *id, true);
         }
-        let (now, until) = (self.now.unix, self.hold_until());
-        for event in &survey.previous {
-            if survey.complete.contains(&event.id) && self.held.get(&event.id).is_none() {
-                self.held.hold(out, event, now, until);
-            }
-        }
+        self.hold_previous(out, survey);
         let plan = judge::plan(
             &self.config,
             &self.policy,
@@ -419,8 +423,9 @@ impl Purgatory {
             self.drop_event(out, *id, false);
         }
         for id in &plan.strays {
-            let (keep, repos) = (self.staging.tips(id), BTreeSet::from([repo.clone()]));
-            self.tasks.clear_proposal(out, *id, keep, repos);
+            let keep = self.staging.tips(id);
+            self.tasks
+                .clear_proposal(out, *id, keep, [repo.clone()].into());
         }
         if plan.is_orphan {
             let task = CleanupTask::RemoveView {
@@ -431,7 +436,7 @@ impl Purgatory {
         }
         // Held before it is withdrawn: at no time is it lost.
         for event in &plan.withdraw {
-            self.held.hold(out, event, now, until);
+            self.held.hold(out, event, self.now.unix, self.hold_until());
         }
         for id in &plan.authorised {
             self.held.authorise(*id);

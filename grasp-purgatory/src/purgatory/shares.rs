@@ -23,19 +23,19 @@ pub(super) struct Shares<H> {
     pool: Pool,
     /// The least amount of one share, so that a limit of bytes is a limit of numbers too.
     least: u64,
-    held: BTreeMap<EventId, Share>,
+    held: BTreeMap<EventId, HolderShare>,
     holder: fn(&Claimant) -> H,
     holders: BTreeMap<H, Holder>,
     by_sum: BTreeSet<(u64, H)>,
 }
 
 #[derive(Debug)]
-struct Share {
+struct HolderShare {
     claimant: Claimant,
     grant: Grant,
 }
 
-impl Share {
+impl HolderShare {
     /// Returns the amount by which its holder is compared with others.
     fn weight(&self) -> u64 {
         let divisor = if self.claimant.has_authority {
@@ -68,14 +68,16 @@ impl<H: Copy + Ord> Shares<H> {
         let reserve = reserve.min(bytes);
         let count = u64::try_from(bound.count).unwrap_or(u64::MAX);
         let least = bytes.checked_div(count).unwrap_or(u64::MAX);
-        let (total, smallest) = (bytes + reserve, smallest.max(least));
+        let total = bytes + reserve;
+        let smallest = smallest.max(least);
         let bounds = Bounds {
             total,
             reserve,
             per_author: u64::MAX,
             smallest,
         };
-        let (holders, by_sum) = (BTreeMap::new(), BTreeSet::new());
+        let holders = BTreeMap::new();
+        let by_sum = BTreeSet::new();
         Self {
             pool: Pool::new(bounds),
             least,
@@ -86,12 +88,10 @@ impl<H: Copy + Ord> Shares<H> {
         }
     }
 
-    fn insert(&mut self, id: EventId, share: Share) {
-        let (key, weight, amount) = (
-            (self.holder)(&share.claimant),
-            share.weight(),
-            share.grant.amount(),
-        );
+    fn insert(&mut self, id: EventId, share: HolderShare) {
+        let key = (self.holder)(&share.claimant);
+        let weight = share.weight();
+        let amount = share.grant.amount();
         let holder = self.holders.entry(key).or_default();
         self.by_sum.remove(&(holder.sum, key));
         holder.sum = holder.sum.saturating_add(weight);
@@ -100,7 +100,7 @@ impl<H: Copy + Ord> Shares<H> {
         self.held.insert(id, share);
     }
 
-    fn remove(&mut self, id: &EventId) -> Option<Share> {
+    fn remove(&mut self, id: &EventId) -> Option<HolderShare> {
         let share = self.held.remove(id)?;
         let key = (self.holder)(&share.claimant);
         if let Some(holder) = self.holders.get_mut(&key) {
@@ -153,7 +153,7 @@ impl<H: Copy + Ord> Shares<H> {
             }
             (Err(shortage), None) => return Err(shortage),
         };
-        self.insert(id, Share { claimant, grant });
+        self.insert(id, HolderShare { claimant, grant });
         result
     }
 
@@ -161,7 +161,7 @@ impl<H: Copy + Ord> Shares<H> {
     pub(super) fn add(&mut self, id: EventId, claimant: Claimant, bytes: u64) {
         if !self.held.contains_key(&id) {
             let grant = self.pool.force(&claimant, bytes.max(self.least));
-            self.insert(id, Share { claimant, grant });
+            self.insert(id, HolderShare { claimant, grant });
         }
     }
 
@@ -174,13 +174,14 @@ impl<H: Copy + Ord> Shares<H> {
         {
             return;
         }
-        let Some(Share { claimant, grant }) = self.remove(&id) else {
+        let Some(HolderShare { claimant, grant }) = self.remove(&id) else {
             return;
         };
-        let (claimant, amount) = (claimant.with_authority(), grant.amount());
+        let claimant = claimant.with_authority();
+        let amount = grant.amount();
         self.pool.give_back(grant);
         let grant = self.pool.force(&claimant, amount);
-        self.insert(id, Share { claimant, grant });
+        self.insert(id, HolderShare { claimant, grant });
     }
 
     pub(super) fn has_authority(&self, id: &EventId) -> bool {

@@ -7,18 +7,18 @@ use grasp_core::RepoId;
 use grasp_core::nip34::State;
 use nostr::event::EventId;
 
-use super::judge::Wanted;
+use super::judge::HuntedEvents;
 
 /// The wanted events, by repository and by event.
 #[derive(Debug, Default)]
 pub(super) struct WantedEvents {
-    by_repo: BTreeMap<RepoId, Wanted>,
+    by_repo: BTreeMap<RepoId, HuntedEvents>,
     by_event: BTreeMap<EventId, BTreeSet<RepoId>>,
 }
 
 impl WantedEvents {
     /// Sets what a repository hunts for.
-    pub(super) fn set(&mut self, repo: &RepoId, wanted: Wanted) {
+    pub(super) fn set(&mut self, repo: &RepoId, wanted: HuntedEvents) {
         if let Some(before) = self.by_repo.remove(repo) {
             for id in before.held {
                 self.remove_hunter(&id, repo);

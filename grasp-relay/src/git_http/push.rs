@@ -21,7 +21,7 @@ use grasp_core::quota::QuotaExceeded;
 use grasp_core::resources::{Bounds, Claimant};
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, ParseError, RefName};
-use grasp_purgatory::database::Source;
+use grasp_purgatory::database::DataSource;
 use grasp_purgatory::git::{Git, GitError, Incoming, Refs, Turn};
 use grasp_purgatory::resources::{Holding, SharedPool};
 use grasp_purgatory::{HoldOutcome, Input, PushTarget};
@@ -143,7 +143,8 @@ impl GitHttp {
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, HttpError> {
-        let (max_bytes, stall) = (self.limits.push_bytes, self.limits.stall);
+        let max_bytes = self.limits.push_bytes;
+        let stall = self.limits.stall;
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         let mut memory = self.command_memory.open(&target.claimant)?;
         let git = target.repos.git();
@@ -173,7 +174,7 @@ impl GitHttp {
                     request: Arc::new(request),
                     _memory: memory,
                 };
-                tokio::spawn(push.run(Pack { body, rest }, report));
+                tokio::spawn(push.run(RequestPack { body, rest }, report));
                 let parts = stream::unfold(parts, |mut parts| async move {
                     let part: Vec<u8> = parts.recv().await?;
                     Some((Ok::<_, std::convert::Infallible>(Bytes::from(part)), parts))
@@ -272,7 +273,7 @@ struct Received {
 }
 
 /// The part of a request that follows the commands.
-struct Pack {
+struct RequestPack {
     body: RequestBody,
     /// Bytes that were received together with the commands.
     rest: Vec<u8>,
@@ -280,8 +281,9 @@ struct Pack {
 
 impl Push {
     /// Executes the push and reports; sends progress messages meanwhile.
-    async fn run(self, pack: Pack, report: Report) {
-        let (git, claimant) = (self.target.repos.git().clone(), self.target.claimant);
+    async fn run(self, pack: RequestPack, report: Report) {
+        let git = self.target.repos.git().clone();
+        let claimant = self.target.claimant;
         let request = Arc::clone(&self.request);
         let capabilities = request.capabilities();
         let work = self.execute_and_drain(pack, &report);
@@ -317,7 +319,7 @@ impl Push {
     /// Executes the push and receives the request to its end in any case: a client that still sends reads no report.
     async fn execute_and_drain(
         &self,
-        mut pack: Pack,
+        mut pack: RequestPack,
         report: &Report,
     ) -> Result<Vec<RefReport>, PushError> {
         let reports = self.judge_and_execute(&mut pack, report).await;
@@ -333,7 +335,7 @@ impl Push {
 
     async fn judge_and_execute(
         &self,
-        pack: &mut Pack,
+        pack: &mut RequestPack,
         report: &Report,
     ) -> Result<Vec<RefReport>, PushError> {
         let RepoRequest {
@@ -349,7 +351,7 @@ impl Push {
         let refs = repos.view_for(repo, self.target.claimant).await?.refs;
         let is_served = !refs.refs.is_empty();
         let facts = self.git.facts(&self.target, &self.request).await?;
-        let Judged {
+        let JudgedPush {
             facts,
             verdict: early,
         } = self.judge(facts, refs, self.target.claimant).await?;
@@ -397,12 +399,12 @@ impl Push {
         facts: PushFacts,
         refs: Arc<Refs>,
         claimant: Claimant,
-    ) -> Result<Judged, GitError> {
+    ) -> Result<JudgedPush, GitError> {
         let request = Arc::clone(&self.request);
         self.target
             .repos
             .git()
-            .work(claimant, move || Judged::of(facts, &request, &refs))
+            .work(claimant, move || JudgedPush::of(facts, &request, &refs))
             .await
     }
 
@@ -412,9 +414,10 @@ impl Push {
         facts: PushFacts,
         refs: Arc<Refs>,
         claimant: Claimant,
-    ) -> Result<Judged, GitError> {
-        let (request, git) = (Arc::clone(&self.request), self.target.repos.git());
-        git.work_at_once(claimant, move || Judged::of(facts, &request, &refs))
+    ) -> Result<JudgedPush, GitError> {
+        let request = Arc::clone(&self.request);
+        let git = self.target.repos.git();
+        git.work_at_once(claimant, move || JudgedPush::of(facts, &request, &refs))
             .await
     }
 
@@ -456,7 +459,7 @@ impl Push {
     /// long history is walked while no other push has to wait.
     async fn receive(
         &self,
-        pack: &mut Pack,
+        pack: &mut RequestPack,
         push: &AuthorisedPush,
         claimant: Claimant,
     ) -> Result<Option<Received>, PushError> {
@@ -471,7 +474,7 @@ impl Push {
 
     async fn receive_and_check(
         &self,
-        pack: &mut Pack,
+        pack: &mut RequestPack,
         push: &AuthorisedPush,
         claimant: Claimant,
     ) -> Result<Option<Received>, PushError> {
@@ -489,7 +492,7 @@ impl Push {
     /// Receives the pack into quarantine; `None` if the push only deletes.
     async fn unpack(
         &self,
-        pack: &mut Pack,
+        pack: &mut RequestPack,
         push: &AuthorisedPush,
         claimant: Claimant,
     ) -> Result<Option<Received>, PushError> {
@@ -501,11 +504,12 @@ impl Push {
         {
             return Ok(None);
         }
-        let (purgatory, repo) = (&self.purgatory, &self.target.repo);
+        let purgatory = &self.purgatory;
+        let repo = &self.target.repo;
         let now = purgatory.relay().now();
         let room = purgatory
             .disk()
-            .room(now.mono, repo, &claimant, Source::Pushed);
+            .room(now.mono, repo, &claimant, DataSource::Pushed);
         if room == 0 {
             return Err(PushError::Daily);
         }
@@ -527,7 +531,7 @@ impl Push {
     /// Receives a pack of at most `max_bytes`, and reserves its bytes before they are unpacked.
     async fn receive_pack(
         &self,
-        pack: &mut Pack,
+        pack: &mut RequestPack,
         max_bytes: u64,
         reserved: &mut Reservation,
         claimant: Claimant,
@@ -578,7 +582,7 @@ impl Push {
         let mut guard = repos.lock(repo).await?;
         let refs = repos.view(repo).await?.refs;
         let facts = self.git.facts(&self.target, &self.request).await?;
-        let Judged { facts, verdict } = self.judge_again(facts, refs, claimant).await?;
+        let JudgedPush { facts, verdict } = self.judge_again(facts, refs, claimant).await?;
         let Some(push) = &verdict.authorised else {
             return Ok(reports(&verdict));
         };
@@ -737,12 +741,12 @@ impl Pushed<'_> {
 }
 
 /// A verdict, and the facts that it follows from.
-struct Judged {
+struct JudgedPush {
     facts: PushFacts,
     verdict: PushVerdict,
 }
 
-impl Judged {
+impl JudgedPush {
     fn of(facts: PushFacts, request: &PushRequest, refs: &Refs) -> Self {
         let verdict = facts.judge(request, &refs.tips());
         Self { facts, verdict }

@@ -9,8 +9,8 @@ use grasp_core::deletion::{self, DeletionRequest};
 use grasp_core::service::Endpoint;
 use grasp_core::{RefName, RepoId, kinds};
 use grasp_purgatory::database::{
-    ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, Forget, Garbage, Generation,
-    MaintainerChanges, ProposalChanges, QuotaChange, RepoChange, RetiredRef, Source, ViewChange,
+    ADDITIONS_KEPT, Addition, Commit, Committed, Conflict, DataSource, Forget, Garbage, Generation,
+    MaintainerChanges, ProposalChanges, QuotaChange, RepoChange, RetiredRef, ViewChange,
 };
 use grasp_purgatory::git::Refs;
 use grasp_purgatory::{Phase, Record};
@@ -514,7 +514,7 @@ const HUNTED: i64 = 2;
 
 fn kind_of(addition: &Addition) -> i64 {
     let authority = if addition.has_authority { AUTHORITY } else { 0 };
-    let source = if addition.source == Source::Hunted {
+    let source = if addition.source == DataSource::Hunted {
         HUNTED
     } else {
         0
@@ -523,11 +523,11 @@ fn kind_of(addition: &Addition) -> i64 {
 }
 
 /// Returns from its column whether an addition came with authority, and its source.
-pub(crate) fn addition_kind(kind: i64) -> (bool, Source) {
+pub(crate) fn addition_kind(kind: i64) -> (bool, DataSource) {
     let source = if kind & HUNTED != 0 {
-        Source::Hunted
+        DataSource::Hunted
     } else {
-        Source::Pushed
+        DataSource::Pushed
     };
     (kind & AUTHORITY != 0, source)
 }

@@ -15,8 +15,8 @@ use grasp_core::admission::{Outcome, Policy};
 use grasp_core::service::Endpoint;
 use grasp_core::{Identifier, Mono, Now, Oid, RefName, RepoId, Version};
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Conflict, Forget, Garbage, Generation, MaintainerChanges, Pack,
-    ProposalChanges, RepoChange, RepoRow, RetiredRef, Source, ViewChange,
+    Addition, Commit, Committed, Conflict, DataSource, Forget, Garbage, Generation,
+    MaintainerChanges, Pack, ProposalChanges, RepoChange, RepoRow, RetiredRef, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Config, Phase, Purgatory, PushTarget, Record};
@@ -603,7 +603,7 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
         repo: repo(1),
         author: author.map(owner),
         has_authority: false,
-        source: Source::Pushed,
+        source: DataSource::Pushed,
         bytes,
     };
     let add = async |additions: Vec<Addition>| {
@@ -617,7 +617,7 @@ async fn additions_are_summed_up_by_hour_and_forgotten_after_two_days(store: &dy
         .await;
     };
     let hunted = Addition {
-        source: Source::Hunted,
+        source: DataSource::Hunted,
         ..addition(0, Some(1), 1)
     };
     let maintained = Addition {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use grasp_core::admission::Outcome;
 use grasp_core::quota::QuotaSubject;
 use grasp_core::{RepoId, kinds};
-use grasp_purgatory::database::Source;
+use grasp_purgatory::database::DataSource;
 use grasp_tests::{Author, Instance, Workdir, files};
 use nostr::event::{Event, EventId};
 use nostr::filter::Filter;
@@ -305,7 +305,7 @@ async fn seen(instance: &Instance, work: &Workdir, owner: &Author, commits: &[St
         states,
         maintainers: view.maintainers.len(),
         room: [maintainer, stranger]
-            .map(|claimant| disk.room(now, &repo, &claimant, Source::Pushed)),
+            .map(|claimant| disk.room(now, &repo, &claimant, DataSource::Pushed)),
         readable,
     }
 }

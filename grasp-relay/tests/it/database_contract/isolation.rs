@@ -36,7 +36,7 @@ fn addition(repo: &RepoId, bytes: u64) -> Addition {
         repo: repo.clone(),
         author: Some(owner(9)),
         has_authority: true,
-        source: Source::Hunted,
+        source: DataSource::Hunted,
         bytes,
     }
 }

@@ -10,8 +10,8 @@ use grasp_core::quota::QuotaSubject;
 use grasp_core::service::Endpoint;
 use grasp_core::{Oid, RefName, RepoId, Version};
 use grasp_purgatory::database::{
-    Addition, Commit, Committed, Database, Garbage, MaintainerChanges, Pack, ProposalChanges,
-    QuotaChange, RepoChange, RetiredRef, Source, ViewChange,
+    Addition, Commit, Committed, DataSource, Database, Garbage, MaintainerChanges, Pack,
+    ProposalChanges, QuotaChange, RepoChange, RetiredRef, ViewChange,
 };
 use grasp_purgatory::git::{Refs, Target};
 use grasp_purgatory::{CleanupTask, Phase, PushTarget, Record};
@@ -190,7 +190,7 @@ async fn commit(store: &SqliteStore) {
         repo: repo(),
         author: Some(BOB.key()),
         has_authority: true,
-        source: Source::Hunted,
+        source: DataSource::Hunted,
         bytes: 5,
     };
     let quota = QuotaChange {
