@@ -8,24 +8,24 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use grasp_core::quota::QuotaSubject;
 use grasp_core::{Identifier, RelayUrl, RepoId};
+use grasp_relay::instance::operations::parse_repository;
+use grasp_relay::publish::PushServer;
 use nostr::key::PublicKey;
 
 use crate::admin::AdminArgs;
 use crate::config::Flags;
 use crate::init::InitArgs;
-use crate::operations::check::parse_repository;
-use crate::push::Target;
 
 /// Git repositories that belong to their maintainers: a nostr relay and git host.
 #[derive(Debug, Parser)]
 #[command(name = "grasp", version)]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Runs the server until Ctrl-C or SIGTERM.
     Serve(Flags),
     /// Sets up a new server: writes its settings, checks this machine, and starts it. Overwrites nothing.
@@ -206,7 +206,7 @@ pub(crate) struct SidecarArgs {
 pub(crate) struct PushArgs {
     /// A server to push to, as HOST[:PORT][/MOUNT] with or without a scheme; may be given several times.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7334")]
-    pub(crate) server: Vec<Target>,
+    pub(crate) server: Vec<PushServer>,
     /// The repository's name. Without one: that of the working copy's directory.
     #[arg(long)]
     pub(crate) name: Option<Identifier>,

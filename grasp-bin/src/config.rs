@@ -16,14 +16,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command};
 use grasp_core::{RelayUrl, ServiceIdentity};
+use grasp_relay::instance::doctor::Deployment;
+use grasp_relay::instance::{Settings, TlsMode};
 use grasp_relay::management::rules::RelayText;
-use grasp_relay::tls::can_be_ordered;
 use toml::de::{DeTable, DeValue};
 
 pub(crate) use self::setting::Setting;
 pub(crate) use self::table::{SECTIONS, settings};
-use crate::server::tls::TlsMode;
-use crate::settings::{Settings, is_archive};
 
 /// The port when none is chosen.
 const PORT: u16 = 7334;
@@ -47,20 +46,29 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     /// The public address; the listening address if none is set.
     pub(crate) domain: Option<ServiceIdentity>,
-    /// The path of the admin socket, if it is not in the data directory.
-    pub(crate) admin_socket: Option<PathBuf>,
     /// The relay that `grasp sidecar` syncs.
     pub(crate) sidecar_relay: Option<RelayUrl>,
     /// The address of the status pages of a sidecar.
     pub(crate) sidecar_listen: Option<SocketAddr>,
-    pub(crate) log: Log,
+    pub(crate) log: LogSettings,
     /// The settings of the server. Its address is that of `listen` until the public one is known.
     pub(crate) settings: Settings,
 }
 
+impl Config {
+    /// Returns the server as it is deployed on this machine.
+    pub(crate) fn deployment(&self) -> Deployment {
+        Deployment {
+            listen: self.listen,
+            domain: self.domain.clone(),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
 /// The settings of the log.
 #[derive(Clone, Debug)]
-pub(crate) struct Log {
+pub(crate) struct LogSettings {
     pub(crate) filter: String,
     pub(crate) format: LogFormat,
 }
@@ -81,95 +89,14 @@ impl Default for Config {
         Self {
             listen,
             domain: None,
-            admin_socket: None,
             sidecar_relay: None,
             sidecar_listen: None,
-            log: Log {
+            log: LogSettings {
                 filter: "info".into(),
                 format: LogFormat::Human,
             },
             settings: Settings::new(service, "data"),
         }
-    }
-}
-
-impl Config {
-    /// Returns the path of the socket at which `grasp status` and similar commands reach a running server.
-    pub(crate) fn admin_socket(&self) -> PathBuf {
-        let beside = || self.settings.data_dir.join("admin.sock");
-        self.admin_socket.clone().unwrap_or_else(beside)
-    }
-
-    /// Returns the settings with the public address.
-    fn public_settings(&self) -> Settings {
-        let settings = self.settings.clone();
-        match &self.domain {
-            Some(domain) => settings.reached_at(domain.clone()),
-            None => settings,
-        }
-    }
-
-    /// Returns a setting that contradicts another one or a limit, and why.
-    fn contradiction(&self) -> Option<(&'static str, &'static str)> {
-        let relay = &self.settings.relay;
-        let tls = &self.settings.tls;
-        let orders = |domain: &ServiceIdentity| {
-            can_be_ordered(domain) && domain.host() == domain.authority()
-        };
-        let archive = &self.settings.policy.archive;
-        let rules = [
-            (
-                !archive.ignores_deletions || is_archive(archive),
-                "archive.ignore_deletions",
-                "only an archive may ignore deletions: select repositories in the section archive",
-            ),
-            (
-                relay.event_bytes <= relay.message_bytes,
-                "relay.event_bytes",
-                "an event must fit into a message, which may have 5MiB",
-            ),
-            (
-                relay.connections <= relay.tcp_connections,
-                "relay.connections",
-                "above the number of TCP connections, which is 8192",
-            ),
-            (
-                self.settings.database.is_none() || self.settings.packs.is_some(),
-                "database",
-                "nodes that share a database need an object store for packs, too: set packs",
-            ),
-            (
-                self.settings.database.is_none() || self.settings.node_address.is_some(),
-                "database",
-                "nodes that share a database reach each other: set node_address",
-            ),
-            (
-                self.settings.packs.is_none() || self.settings.database.is_some(),
-                "packs",
-                "only nodes that share a database keep their packs elsewhere: set database",
-            ),
-            (
-                tls.mode == TlsMode::Off || self.domain.is_some(),
-                "tls.mode",
-                "a certificate is for a domain: set domain",
-            ),
-            (
-                tls.mode != TlsMode::Acme || self.domain.as_ref().is_none_or(orders),
-                "tls.mode",
-                "ACME servers issue certificates for names of the public DNS at the usual port: set such a domain, without a port",
-            ),
-            (
-                tls.mode != TlsMode::Files || (tls.certificate.is_some() && tls.key.is_some()),
-                "tls.mode",
-                "set tls.certificate and tls.key to the files",
-            ),
-        ];
-        rules
-            .into_iter()
-            .find(|(holds, ..)| !holds)
-            .map(|(_, key, reason)| (key, reason))
-            .or_else(|| self.settings.private.contradiction(&self.public_settings()))
-            .or_else(|| self.settings.sync.outbox.contradiction(&self.settings))
     }
 }
 
@@ -238,7 +165,7 @@ pub(crate) fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> Vari
 
 /// The source of a setting's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum ValueSource {
     Default,
     /// A file, at a line.
     File(PathBuf, usize),
@@ -246,7 +173,7 @@ pub(crate) enum Source {
     Flag(String),
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ValueSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -274,7 +201,7 @@ pub(crate) struct Loaded {
     pub(crate) file: Option<PathBuf>,
     /// Variables with our prefix that are no settings. Container platforms make such variables, so this is no error.
     pub(crate) unknown_vars: Vec<String>,
-    sources: BTreeMap<&'static str, Source>,
+    sources: BTreeMap<&'static str, ValueSource>,
     problems: Vec<String>,
 }
 
@@ -300,10 +227,10 @@ impl Loaded {
         let mut fixed = BTreeMap::new();
         for text in RelayText::ALL {
             let place = match self.source(text.setting()) {
-                Source::Default => continue,
-                Source::File(path, line) => format!("{}, line {line}", path.display()),
-                Source::Variable(name) => format!("the variable {name}"),
-                Source::Flag(name) => format!("the flag {name}"),
+                ValueSource::Default => continue,
+                ValueSource::File(path, line) => format!("{}, line {line}", path.display()),
+                ValueSource::Variable(name) => format!("the variable {name}"),
+                ValueSource::Flag(name) => format!("the flag {name}"),
             };
             fixed.insert(text, place);
         }
@@ -311,8 +238,8 @@ impl Loaded {
     }
 
     /// Returns the source of a setting's value.
-    pub(crate) fn source(&self, key: &str) -> &Source {
-        self.sources.get(key).unwrap_or(&Source::Default)
+    pub(crate) fn source(&self, key: &str) -> &ValueSource {
+        self.sources.get(key).unwrap_or(&ValueSource::Default)
     }
 
     /// Sets a value over those of earlier layers, if it is one that the setting can have.
@@ -320,7 +247,7 @@ impl Loaded {
         &mut self,
         key: &str,
         texts: impl FnOnce(&Setting) -> Result<Vec<String>, String>,
-        source: Source,
+        source: ValueSource,
     ) {
         let Some(setting) = settings().iter().find(|setting| setting.key == key) else {
             return self.refuse(&source, key, &unknown(key));
@@ -332,7 +259,7 @@ impl Loaded {
         }
     }
 
-    fn refuse(&mut self, source: &Source, key: &str, reason: &str) {
+    fn refuse(&mut self, source: &ValueSource, key: &str, reason: &str) {
         let key = if key.is_empty() {
             String::new()
         } else {
@@ -344,7 +271,7 @@ impl Loaded {
 
     fn add_file(&mut self, path: &Path, text: &str) {
         let line_at = |byte: usize| text.bytes().take(byte).filter(|b| *b == b'\n').count() + 1;
-        let source = |byte| Source::File(path.to_owned(), line_at(byte));
+        let source = |byte| ValueSource::File(path.to_owned(), line_at(byte));
         let table = match DeTable::parse(text) {
             Ok(table) => table,
             Err(error) => {
@@ -413,7 +340,7 @@ fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result
         loaded.set(
             "data_dir",
             |_| Ok(vec![home]),
-            Source::Variable(XDG_DATA.into()),
+            ValueSource::Variable(XDG_DATA.into()),
         );
     }
     if let Some((path, text)) = file {
@@ -426,7 +353,7 @@ fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result
         .collect();
     for setting in settings() {
         if let Some(text) = unknown.remove(&setting.variable()) {
-            let source = Source::Variable(setting.variable());
+            let source = ValueSource::Variable(setting.variable());
             loaded.set(setting.key, |setting| Ok(setting.split(text)), source);
         }
     }
@@ -437,13 +364,17 @@ fn merge(file: Option<(&Path, &str)>, vars: &Variables, flags: &Flags) -> Result
         loaded.set(
             key,
             |_| Ok(texts.clone()),
-            Source::Flag(source.unwrap_or_default()),
+            ValueSource::Flag(source.unwrap_or_default()),
         );
     }
     if loaded.config.settings.tls.mode != TlsMode::Off {
         loaded.config.settings.git.secure = true;
     }
-    if let Some((key, reason)) = loaded.config.contradiction() {
+    if let Some((key, reason)) = loaded
+        .config
+        .settings
+        .contradiction(loaded.config.domain.as_ref())
+    {
         loaded.refuse(&loaded.source(key).clone(), key, reason);
     }
     if loaded.problems.is_empty() {

@@ -8,16 +8,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use grasp_core::service::npub;
 use grasp_relay::Clock;
+use grasp_relay::instance::{InstanceError, Server, Settings};
+use grasp_relay::publish::{self, Audience, PushServer, RelayClient, RemoteRepo, Work};
 use nostr::key::Keys;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::client::RelayClient;
-use crate::push::{self, Audience, Remote, Target, Work};
-use crate::server::Server;
-use crate::settings::Settings;
 use crate::signals::Signals;
+use crate::warn;
 
 /// Limits the time until the second server has the repository; usually it takes a few seconds.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
@@ -69,7 +68,7 @@ async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Res
     let work = working_copy(&dir.join(REPOSITORY)).await?;
     let refs = work.refs(&[]).await?;
 
-    let announcement = push::announce(&keys, &repo, &servers, Audience::Anyone, None)?;
+    let announcement = publish::announce(&keys, &repo, &servers, Audience::Anyone, None)?;
     for server in &servers {
         RelayClient::connect(&server.relay()?)
             .await?
@@ -77,19 +76,20 @@ async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Res
             .await?;
     }
     println!("announced on both (kind 30617)");
-    let state = push::sign(&keys, &repo, &refs, None)?;
+    let state = publish::sign(&keys, &repo, &refs, None)?;
     RelayClient::connect(&servers[0].relay()?)
         .await?
         .publish(&state)
         .await?;
     println!("signed the state for the first only (kind 30618)");
     let began = Instant::now();
-    let (pushed_url, synced_url) = (servers[0].clone_url(&repo), servers[1].clone_url(&repo));
-    let [pushed_to, synced_to] = [&pushed_url, &synced_url].map(|url| Remote {
+    let pushed_url = servers[0].clone_url(&repo);
+    let synced_url = servers[1].clone_url(&repo);
+    let [pushed_to, synced_to] = [&pushed_url, &synced_url].map(|url| RemoteRepo {
         url: url.clone(),
         member: None,
     });
-    work.push_to(&pushed_to, &refs).await?;
+    work.push_to(&pushed_to, &refs, warn).await?;
     println!(
         "pushed with git to the first only, in {} ms",
         began.elapsed().as_millis()
@@ -108,19 +108,19 @@ async fn sync_repository(dir: &Path, first: &Instance, second: &Instance) -> Res
 async fn working_copy(dir: &Path) -> Result<Work> {
     std::fs::create_dir_all(dir)?;
     let identity = ["-c", "user.name=demo", "-c", "user.email=demo@example.com"];
-    push::git(dir, &["init", "--quiet", "--initial-branch=main"]).await?;
+    publish::git(dir, &["init", "--quiet", "--initial-branch=main"]).await?;
     std::fs::write(dir.join("README.md"), "# demo\n\nServed by two servers.\n")?;
-    push::git(dir, &["add", "README.md"]).await?;
-    push::git(
+    publish::git(dir, &["add", "README.md"]).await?;
+    publish::git(
         dir,
         &[&identity[..], &["commit", "--quiet", "--message", "first"]].concat(),
     )
     .await?;
-    Work::open(dir).await
+    Ok(Work::open(dir).await?)
 }
 
 /// Polls a server until one of its refs is at this tip.
-async fn wait_for_tip(work: &Work, remote: &Remote, tip: &str) -> Result<()> {
+async fn wait_for_tip(work: &Work, remote: &RemoteRepo, tip: &str) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < SYNC_TIMEOUT {
         if work.remote_has(remote, tip).await {
@@ -137,7 +137,7 @@ struct Instance {
     address: SocketAddr,
     server: Arc<Server>,
     stop: oneshot::Sender<()>,
-    running: JoinHandle<Result<()>>,
+    running: JoinHandle<Result<(), InstanceError>>,
 }
 
 impl Instance {
@@ -165,9 +165,9 @@ impl Instance {
         })
     }
 
-    fn target(&self) -> Target {
+    fn target(&self) -> PushServer {
         let service = self.server.parts().config.service.clone();
-        Target {
+        PushServer {
             service,
             secure: false,
         }
@@ -177,7 +177,7 @@ impl Instance {
         drop(self.stop);
         self.running.await??;
         match Arc::into_inner(self.server) {
-            Some(server) => server.close().await,
+            Some(server) => Ok(server.close().await?),
             None => Ok(()),
         }
     }

@@ -13,12 +13,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use grasp_core::ServiceIdentity;
 use grasp_core::service::npub;
+use grasp_relay::instance::{Contact, doctor};
 use nostr::key::PublicKey;
 use toml::Value;
 
 use crate::config::{self, Flags, Variables};
-use crate::doctor;
-use crate::server::tls::Contact;
+use crate::{block_on, operations};
 
 /// The unit, for a program in `/usr/local/bin`.
 const UNIT: &str = include_str!("init/grasp.service");
@@ -91,7 +91,7 @@ impl Machine {
 
 /// What is to be written and run.
 #[derive(Debug, PartialEq, Eq)]
-struct Plan {
+struct SetupPlan {
     settings_file: PathBuf,
     files: Vec<PlannedFile>,
     commands: Vec<Vec<&'static str>>,
@@ -106,7 +106,7 @@ struct PlannedFile {
 }
 
 /// Decides what is to be written and run.
-fn plan(args: &InitArgs, machine: &Machine) -> Plan {
+fn plan(args: &InitArgs, machine: &Machine) -> SetupPlan {
     let dir = match args.systemd {
         true => PathBuf::from("/etc/grasp"),
         false => machine.working_dir.clone(),
@@ -139,7 +139,7 @@ fn plan(args: &InitArgs, machine: &Machine) -> Plan {
         commands.push(vec!["systemctl", "enable", "--now", "grasp"]);
     }
     let by_hand = format!("grasp serve --config {}", settings_file.display());
-    Plan {
+    SetupPlan {
         settings_file,
         files,
         commands,
@@ -198,7 +198,9 @@ pub(crate) fn run(args: &InitArgs) -> Result<bool> {
     println!();
     let loaded = config::load(&flags, &Variables::new())?;
     // Nothing answers at the own address before the first start.
-    if !doctor::run_before_start(&loaded.config)? {
+    let deployment = loaded.config.deployment();
+    let findings = block_on(async { Ok(doctor::check_before_start(&deployment).await) })?;
+    if !operations::print_findings(&findings) {
         println!(
             "\nThe server was not started. Remove the causes, then: {}",
             start(&plan)
@@ -220,7 +222,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<bool> {
     Ok(true)
 }
 
-fn start(plan: &Plan) -> String {
+fn start(plan: &SetupPlan) -> String {
     match plan.commands.last() {
         Some(command) => command.join(" "),
         None => plan.by_hand.clone(),
@@ -228,7 +230,7 @@ fn start(plan: &Plan) -> String {
 }
 
 /// Returns what would happen.
-fn described(plan: &Plan) -> String {
+fn described(plan: &SetupPlan) -> String {
     let mut text = String::new();
     for file in &plan.files {
         let _ = writeln!(text, "# {}\n{}", file.path.display(), file.text);
@@ -241,7 +243,7 @@ fn described(plan: &Plan) -> String {
 }
 
 /// Fails before anything is written if a file exists with another text.
-fn refuse_conflicts(plan: &Plan) -> Result<()> {
+fn refuse_conflicts(plan: &SetupPlan) -> Result<()> {
     for file in &plan.files {
         match fs::read_to_string(&file.path) {
             Ok(text) if text != file.text => bail!(
@@ -298,12 +300,12 @@ mod tests {
 
     const KEY: &str = "npub10elfcs4fr0l0r8af98jlmgdh9c8tcxjvz9qkw038js35mp4dma8qzvjptg";
 
-    fn planned(more: &[&str]) -> Plan {
+    fn planned(more: &[&str]) -> SetupPlan {
         planned_on(false, more)
     }
 
     /// Returns the plan for a machine on which a package has installed the unit, or not.
-    fn planned_on(has_packaged_unit: bool, more: &[&str]) -> Plan {
+    fn planned_on(has_packaged_unit: bool, more: &[&str]) -> SetupPlan {
         let line = ["init", "--domain", "git.example.com", "--operator", KEY];
         let line = Line::parse_from(line.iter().chain(more));
         let machine = Machine {
@@ -366,7 +368,7 @@ mod tests {
         assert!(write_new(&file).unwrap());
         assert!(!write_new(&file).unwrap());
         fs::write(&file.path, "edited").unwrap();
-        let plan = Plan {
+        let plan = SetupPlan {
             settings_file: file.path.clone(),
             files: vec![file],
             commands: Vec::new(),

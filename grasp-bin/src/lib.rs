@@ -1,36 +1,18 @@
-//! The `grasp` command: reads the settings, builds the parts of a server and connects them.
+//! The `grasp` command: command line, settings, log and signals, and what is printed.
 //!
-//! Rules of the protocol are in the other crates. [`run`] is the command; tests build the same [`Server`].
-
-#![allow(
-    clippy::collapsible_if,
-    reason = "the libraries that this code moves to promise a Rust without such conditions"
-)]
+//! Everything else is in the other crates: the server that `grasp serve` runs is `grasp_relay::instance::Server`.
 
 mod admin;
 mod arenas;
 mod cli;
-mod client;
 mod config;
 mod demo;
-mod doctor;
-mod files;
-mod http;
-mod identity;
 mod init;
 mod log;
 mod manual;
-mod metrics;
 mod once;
 mod operations;
-mod outbox;
-mod overview;
-mod own_relay;
-mod private;
-mod push;
 mod serve;
-mod server;
-mod settings;
 mod sidecar;
 mod signals;
 #[cfg(test)]
@@ -39,21 +21,19 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
 use clap::Parser;
+use grasp_core::RepoId;
+use grasp_core::service::npub;
+use grasp_relay::instance::operations::CheckRequest;
+use grasp_relay::instance::{InstanceError, files};
+use grasp_relay::publish::{self, Push, Work};
+use nostr::key::Keys;
 
 use crate::cli::{
-    Cli, Command, ConfigCommand, PushArgs, RunningServer, ServerData, SidecarArgs, SyncArgs,
+    Cli, CliCommand, ConfigCommand, PushArgs, RunningServer, ServerData, SidecarArgs, SyncArgs,
 };
 use crate::config::{Flags, Loaded};
-use crate::operations::check::CheckRequest;
-pub use crate::outbox::{OutboxMode, OutboxSettings};
-pub use crate::own_relay::OwnRelay;
-pub use crate::private::PrivateSettings;
-use crate::push::{Push, Work};
-pub use crate::server::tls::{Contact, TlsMode, TlsSettings};
-pub use crate::server::{Server, open_store};
-pub use crate::settings::{DatabaseUrl, QuotaSettings, Settings, Sync};
 
 /// Runs the `grasp` command.
 pub fn run() -> ExitCode {
@@ -64,7 +44,7 @@ pub fn run() -> ExitCode {
             for line in format!("{error:#}").lines() {
                 eprintln!("grasp: {line}");
             }
-            if let Some(remedy) = operations::database_remedy(&error) {
+            if let Some(remedy) = database_remedy(&error) {
                 eprintln!("grasp: the database is damaged: {remedy}");
             }
             ExitCode::FAILURE
@@ -72,30 +52,36 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn execute(command: Command) -> Result<ExitCode> {
+/// Returns the remedy for an error that a damaged database has caused.
+fn database_remedy(error: &Error) -> Option<&'static str> {
+    let error: &InstanceError = error.downcast_ref()?;
+    error.database_remedy()
+}
+
+fn execute(command: CliCommand) -> Result<ExitCode> {
     if runs_for_long(&command) {
         arenas::bound();
     }
     match command {
-        Command::Serve(flags) => serve::run(load(&flags)?)?,
-        Command::Status { server, watch } => admin::status(&socket(&server)?, watch, server.json)?,
-        Command::Repos(server) => admin::repositories(&socket(&server)?, server.json)?,
-        Command::Usage { owner, server } => admin::usage(&socket(&server)?, owner, server.json)?,
-        Command::Quota {
+        CliCommand::Serve(flags) => serve::run(load(&flags)?)?,
+        CliCommand::Status { server, watch } => {
+            admin::status(&socket(&server)?, watch, server.json)?
+        }
+        CliCommand::Repos(server) => admin::repositories(&socket(&server)?, server.json)?,
+        CliCommand::Usage { owner, server } => admin::usage(&socket(&server)?, owner, server.json)?,
+        CliCommand::Quota {
             subject,
             quota,
             server,
         } => admin::set_quota(&socket(&server)?, subject, quota)?,
-        Command::Admin(args) => admin::administrate(&args)?,
-        Command::Relays(server) => admin::relays(&socket(&server)?, server.json)?,
-        Command::Purgatory(server) => admin::purgatory(&socket(&server)?, server.json)?,
-        Command::Doctor { flags, offline } => {
-            return Ok(exit_code(doctor::run(&load(&flags)?.config, offline)?));
+        CliCommand::Admin(args) => admin::administrate(&args)?,
+        CliCommand::Relays(server) => admin::relays(&socket(&server)?, server.json)?,
+        CliCommand::Purgatory(server) => admin::purgatory(&socket(&server)?, server.json)?,
+        CliCommand::Doctor { flags, offline } => {
+            return operations::doctor(&load(&flags)?.config, offline);
         }
-        Command::Purge { repository, server } => {
-            operations::check::purge(&load(&server.flags())?.config, &repository)?;
-        }
-        Command::Check {
+        CliCommand::Purge { repository, server } => purge(&server, &repository)?,
+        CliCommand::Check {
             repository,
             repair,
             drop_invalid,
@@ -105,40 +91,39 @@ fn execute(command: Command) -> Result<ExitCode> {
                 repository,
                 repair,
                 drop_invalid,
-                json: server.json,
             };
-            return operations::check::run(&load(&server.flags())?.config, &request);
+            return check(&server, &request);
         }
-        Command::Backup { dir, data } => return back_up(&dir, &data),
-        Command::Restore {
+        CliCommand::Backup { dir, data } => return back_up(&dir, &data),
+        CliCommand::Restore {
             dir,
             accept_damage,
             data,
-        } => {
-            operations::restore::run(&load(&data.flags(None))?.config, &dir, accept_damage)?;
+        } => restore(&data, &dir, accept_damage)?,
+        CliCommand::Import { dir, flags } => {
+            return operations::import(&load(&flags)?.config.settings, &dir);
         }
-        Command::Import { dir, flags } => return operations::import(&load(&flags)?.config, &dir),
-        Command::Push(asked) => block_on(push_to(asked))?,
-        Command::Sync(asked) => return sync_once(asked),
-        Command::Sidecar(asked) => return run_sidecar(asked),
-        Command::Demo { keep } => block_on(demo::run(keep))?,
-        Command::Config(ConfigCommand::Print(flags)) => {
+        CliCommand::Push(asked) => block_on(push_to(asked))?,
+        CliCommand::Sync(asked) => return sync_once(asked),
+        CliCommand::Sidecar(asked) => return run_sidecar(asked),
+        CliCommand::Demo { keep } => block_on(demo::run(keep))?,
+        CliCommand::Config(ConfigCommand::Print(flags)) => {
             print!("{}", config::in_force(&load(&flags)?));
         }
-        Command::Config(ConfigCommand::Check(flags)) => print_check_result(&load(&flags)?),
-        Command::Render => grasp_relay::web::render::worker::run()?,
-        Command::Init(request) => return Ok(exit_code(init::run(&request)?)),
-        Command::Completions { shell } => manual::print_completions(shell)?,
-        Command::Man { dir } => manual::write_pages(dir.as_deref())?,
+        CliCommand::Config(ConfigCommand::Check(flags)) => print_check_result(&load(&flags)?),
+        CliCommand::Render => grasp_relay::web::render::worker::run()?,
+        CliCommand::Init(request) => return Ok(exit_code(init::run(&request)?)),
+        CliCommand::Completions { shell } => manual::print_completions(shell)?,
+        CliCommand::Man { dir } => manual::write_pages(dir.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Returns whether the command keeps running, so that its memory matters.
-fn runs_for_long(command: &Command) -> bool {
+fn runs_for_long(command: &CliCommand) -> bool {
     matches!(
         command,
-        Command::Serve(_) | Command::Sync(_) | Command::Sidecar(_)
+        CliCommand::Serve(_) | CliCommand::Sync(_) | CliCommand::Sidecar(_)
     )
 }
 
@@ -149,8 +134,22 @@ fn exit_code(is_success: bool) -> ExitCode {
     }
 }
 
+fn check(server: &RunningServer, request: &CheckRequest) -> Result<ExitCode> {
+    let settings = load(&server.flags())?.config.settings;
+    operations::check(&settings, request, server.json)
+}
+
+fn purge(server: &RunningServer, repo: &RepoId) -> Result<()> {
+    operations::purge(&load(&server.flags())?.config.settings, repo)
+}
+
+fn restore(data: &ServerData, dir: &Path, accept_damage: bool) -> Result<()> {
+    let settings = load(&data.flags(None))?.config.settings;
+    operations::restore(&settings, dir, accept_damage)
+}
+
 fn back_up(dir: &Path, data: &ServerData) -> Result<ExitCode> {
-    operations::backup::run(&load(&data.flags(None))?.config, dir)
+    operations::back_up(&load(&data.flags(None))?.config.settings, dir)
 }
 
 fn load(flags: &Flags) -> Result<Loaded> {
@@ -162,7 +161,7 @@ fn load(flags: &Flags) -> Result<Loaded> {
 
 /// Returns the admin socket of a running server.
 fn socket(server: &RunningServer) -> Result<PathBuf> {
-    Ok(load(&server.flags())?.config.admin_socket())
+    Ok(load(&server.flags())?.config.settings.admin_socket())
 }
 
 /// Runs a command that waits for files, processes and sockets.
@@ -175,11 +174,48 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 async fn push_to(args: PushArgs) -> Result<()> {
     // Before the key is created: a command that fails here must not leave one behind.
     let work = Work::open(&std::env::current_dir()?).await?;
-    let keys = files::user_key(args.key.as_deref())?;
-    let push = Push { keys, work, args };
-    let urls = push::push(&push).await?;
-    print!("{}", push::summary(&push.keys, &urls));
+    let push = Push {
+        keys: user_key(args.key.as_deref())?,
+        work,
+        servers: args.server,
+        name: args.name,
+        refs: args.refs,
+        force: args.force,
+        accept_fewer: args.accept_fewer,
+        timeout: args.timeout,
+        warn,
+    };
+    let urls = publish::push(&push).await?;
+    println!("pushed as {}", npub(&push.keys.public_key()));
+    for url in urls {
+        println!("  git clone {url}");
+    }
     Ok(())
+}
+
+/// Prints a warning.
+fn warn(text: &str) {
+    eprintln!("grasp: warning: {text}");
+}
+
+/// Reads the user's key from this file or the one in their directory for data, or creates it and says so on standard
+/// error: `grasp push` has no log.
+pub(crate) fn user_key(path: Option<&Path>) -> Result<Keys> {
+    let var = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let home = || var("HOME").map(|home| home.join(".local/share"));
+    let data = || Some(var("XDG_DATA_HOME").or_else(home)?.join("grasp/user.key"));
+    let path = path.map(Path::to_owned).or_else(data);
+    let path = path.context("there is no home directory for the key; set --key")?;
+    let (keys, is_new) = files::load_or_create(&path)?;
+    if is_new {
+        let path = path.display();
+        eprintln!("grasp: created your key, {path}; keep a copy of it in a safe place");
+    }
+    Ok(keys)
 }
 
 fn sync_once(args: SyncArgs) -> Result<ExitCode> {

@@ -3,15 +3,16 @@
 use std::fmt;
 use std::io::IsTerminal as _;
 
+use grasp_relay::instance::text::is_control;
 use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-use crate::config::{Log, LogFormat};
+use crate::config::{LogFormat, LogSettings};
 
-impl Log {
+impl LogSettings {
     /// Starts the log on standard error.
     pub(crate) fn start(&self) {
         let log = tracing_subscriber::fmt()
@@ -38,15 +39,6 @@ fn fields() -> impl for<'w> FormatFields<'w> + Send + Sync + 'static {
         },
     )
     .delimited(" ")
-}
-
-/// Returns whether a character may control a terminal, end a line, or show the rest of it in another order.
-pub(crate) fn is_control(c: char) -> bool {
-    let is_direction = matches!(
-        c,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2066}'..='\u{2069}'
-    );
-    c.is_control() || is_direction || matches!(c, '\u{2028}'..='\u{202e}')
 }
 
 fn escape_control(text: &str) -> String {

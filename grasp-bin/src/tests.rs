@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, CommandFactory as _};
+use grasp_relay::instance::metrics::{self, HUNT};
 use grasp_relay::management::rules::Method;
 use grasp_relay::metrics::{Metric, table};
 
 use crate::cli::Cli;
 use crate::config::{Config, SECTIONS, Setting, settings};
-use crate::metrics::{self, HUNT};
 
 /// Variable that makes the tests write the pages instead of comparing them.
 const REWRITE_VAR: &str = "REWRITE_REFERENCE";

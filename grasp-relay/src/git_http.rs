@@ -160,7 +160,8 @@ impl GitHttp {
 
     /// Waits until the operator takes a repository out of service.
     fn until_withheld(self: &Arc<Self>, request: &RepoRequest) -> BoxFuture<'static, ()> {
-        let (git, request) = (Arc::clone(self), request.clone());
+        let git = Arc::clone(self);
+        let request = request.clone();
         Box::pin(async move {
             let policy = git.host.policy.clone();
             policy
@@ -202,7 +203,8 @@ impl GitHttp {
 ///
 /// Pushes are served while this process is the writer.
 pub fn routes(host: GitHost, roles: RoleWatch, limits: GitLimits, pages: Pages) -> Router {
-    let (buffers, command_memory) = (ResponseBuffers::default(), CommandMemory::default());
+    let buffers = ResponseBuffers::default();
+    let command_memory = CommandMemory::default();
     let git = GitHttp {
         host,
         roles,

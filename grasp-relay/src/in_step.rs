@@ -133,7 +133,8 @@ impl Driver {
         let now = self.host.clock.now();
         let checks = lock(&self.checker).handle(now, input);
         for check in checks {
-            let (host, fetcher) = (self.host.clone(), self.fetcher.clone());
+            let host = self.host.clone();
+            let fetcher = self.fetcher.clone();
             let task = self.checks.spawn(perform(host, fetcher, check.clone()));
             self.running.insert(task.id(), check);
         }

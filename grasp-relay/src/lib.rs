@@ -5,6 +5,8 @@ pub mod feed;
 pub mod git_http;
 pub mod in_step;
 pub mod ingest;
+#[cfg(feature = "server")]
+pub mod instance;
 pub mod management;
 pub mod metrics;
 #[cfg(feature = "postgres")]
@@ -12,6 +14,8 @@ pub mod nodes;
 pub mod nostr;
 pub mod policy;
 pub mod private;
+#[cfg(feature = "server")]
+pub mod publish;
 pub mod purgatory;
 pub mod role;
 pub mod server;

@@ -16,8 +16,8 @@ use std::io;
 use std::sync::Arc;
 
 use crate::management::rules::{
-    Actor, Call, Caller, Facts, Proof, Rank, Refusal, RelayText, RepoQuery, Request, SessionKey,
-    authorize,
+    Actor, Call, CallProof, CallRefusal, Caller, Rank, RelayText, RepoQuery, Request, RightsFacts,
+    SessionKey, authorize,
 };
 use futures_util::future::BoxFuture;
 use grasp_core::http_auth::HttpAuth;
@@ -61,12 +61,12 @@ pub trait ManagedServer: Send + Sync + 'static {
     fn repair(&self, repo: RepoId) -> BoxFuture<'_, Result<Value, String>>;
 
     /// Returns how much a new entry of the policy, or a hold, would take out of service.
-    fn footprint(&self, target: Target) -> BoxFuture<'_, Result<Footprint, String>>;
+    fn footprint(&self, target: ChangeTarget) -> BoxFuture<'_, Result<Footprint, String>>;
 }
 
 /// What a change is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum ChangeTarget {
     /// An entry of the policy.
     Entry(PolicySubject),
     /// A repository.
@@ -88,7 +88,7 @@ pub struct ManagementParts {
     /// The address of the server.
     pub service: ServiceIdentity,
     /// What rights follow from, without the roles, which are in the database.
-    pub facts: Facts,
+    pub facts: RightsFacts,
     /// The database.
     pub store: Arc<dyn Store>,
     /// The policy.
@@ -105,9 +105,9 @@ pub struct ManagementParts {
 
 /// Administration of a server. Cheap to clone.
 #[derive(Clone)]
-pub struct Management(Arc<Inner>);
+pub struct Management(Arc<SharedManagement>);
 
-struct Inner {
+struct SharedManagement {
     parts: ManagementParts,
     sessions: SessionKey,
     rates: Rates,
@@ -115,7 +115,7 @@ struct Inner {
 
 /// Where a call came from.
 #[derive(Clone, Copy, Debug)]
-enum Origin {
+enum CallOrigin {
     /// A request that its key signed.
     Signed(HttpAuth),
     /// A request of a session.
@@ -124,7 +124,7 @@ enum Origin {
     Local(u32),
 }
 
-impl Origin {
+impl CallOrigin {
     const fn actor(&self) -> Actor {
         match self {
             Self::Signed(auth) => Actor::Key(auth.author),
@@ -133,11 +133,11 @@ impl Origin {
         }
     }
 
-    const fn proof(&self) -> Proof {
+    const fn proof(&self) -> CallProof {
         match self {
-            Self::Signed(_) => Proof::Signed,
-            Self::Session(_) => Proof::Session,
-            Self::Local(_) => Proof::Local,
+            Self::Signed(_) => CallProof::Signed,
+            Self::Session(_) => CallProof::Session,
+            Self::Local(_) => CallProof::Local,
         }
     }
 
@@ -163,7 +163,7 @@ pub(crate) enum CallError {
     #[error(transparent)]
     Invalid(#[from] ParseError),
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] CallRefusal),
     #[error("this authorization was used before; sign the call again")]
     Replayed,
     #[error("{0}")]
@@ -196,7 +196,7 @@ impl Management {
                 key
             }
         };
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(SharedManagement {
             parts,
             sessions: SessionKey::new(key),
             rates: Rates::default(),
@@ -216,12 +216,12 @@ impl Management {
 
     /// Makes a call for a user of this machine.
     pub async fn call_locally(&self, user: u32, request: &Request) -> Result<Value, String> {
-        let called = self.call(Origin::Local(user), request).await;
+        let called = self.call(CallOrigin::Local(user), request).await;
         called.map_err(|error| error.reported())
     }
 
     /// Makes a call. A change, and a refused one of a key with rights, is logged.
-    async fn call(&self, origin: Origin, request: &Request) -> Result<Value, CallError> {
+    async fn call(&self, origin: CallOrigin, request: &Request) -> Result<Value, CallError> {
         let facts = self.facts().await?;
         let caller = Caller::new(origin.actor(), origin.proof(), &facts);
         let call = request.call()?;
@@ -252,7 +252,7 @@ impl Management {
     }
 
     /// Uses up the authorization of a call that changes nothing, which may not be repeated nevertheless.
-    async fn use_up(&self, origin: Origin) -> Result<(), CallError> {
+    async fn use_up(&self, origin: CallOrigin) -> Result<(), CallError> {
         let parts = &self.0.parts;
         let Some(auth) = origin.auth() else {
             return Ok(());
@@ -269,7 +269,7 @@ impl Management {
     }
 
     /// Returns what rights follow from, with the roles.
-    async fn facts(&self) -> Result<Facts, StoreError> {
+    async fn facts(&self) -> Result<RightsFacts, StoreError> {
         let parts = &self.0.parts;
         let mut facts = parts.facts.clone();
         facts.banned = parts.policy.live().now().bans.authors.clone();

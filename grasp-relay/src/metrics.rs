@@ -226,7 +226,8 @@ impl Histogram {
 
 /// Writes one metric with its header lines. A metric without labels is written even before its first update.
 fn write_metric(text: &mut String, metric: &Metric, family: Option<&SeriesMap>) {
-    let (name, help) = (metric.name, metric.help);
+    let name = metric.name;
+    let help = metric.help;
     let kind = metric.kind.name();
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     let initial = match metric.kind {

@@ -259,7 +259,8 @@ impl Driver {
     }
 
     fn perform(&self, output: Output, writer: &Arc<dyn WriterParts>, work: &mut JoinSet<Ended>) {
-        let (store, writer) = (Arc::clone(&self.store), Arc::clone(writer));
+        let store = Arc::clone(&self.store);
+        let writer = Arc::clone(writer);
         match output {
             Output::Claim => {
                 let address = Arc::clone(&self.address);

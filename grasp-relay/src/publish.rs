@@ -1,17 +1,18 @@
-//! `grasp push`: announces the repository of a working copy, signs its state, and pushes it.
+//! Publishing the repository of a working copy: announces it at servers, signs its state, and pushes it. And calls of
+//! administration to a relay, signed by a key.
 
 mod announcement;
+mod client;
+pub mod management;
 mod work;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
 use grasp_core::nip34::Announcement;
 use grasp_core::outbound::OutboundPolicy;
-use grasp_core::service::npub;
-use grasp_core::{RelayUrl, RepoId, ServiceIdentity, Version, kinds};
+use grasp_core::{Identifier, RelayUrl, RepoId, ServiceIdentity, Version, kinds};
 use grasp_sync::Roots;
 use grasp_sync::driver::relay_information;
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
@@ -21,20 +22,22 @@ use nostr::types::Timestamp;
 use tokio::time::timeout;
 
 use self::announcement::{AnnouncementFile, choose};
-pub(crate) use self::announcement::{Audience, announce};
-pub(crate) use self::work::{Refs, Remote, Work, git};
-use crate::cli::PushArgs;
-use crate::client::RelayClient;
+pub use self::announcement::{Audience, announce};
+pub(crate) use self::client::Refused;
+pub use self::client::RelayClient;
+pub use self::work::{RemoteRepo, Work, WorkRefs, git};
+use crate::instance::error::{Explain as _, InstanceError, Result};
 
 /// A server to push to.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(crate) service: ServiceIdentity,
+pub struct PushServer {
+    /// Its address.
+    pub service: ServiceIdentity,
     /// Connections are encrypted.
-    pub(crate) secure: bool,
+    pub secure: bool,
 }
 
-impl std::str::FromStr for Target {
+impl std::str::FromStr for PushServer {
     type Err = String;
     /// Reads `host[:port][/mount]`, with or without a scheme. Without one, loopback is not encrypted and all else is.
     fn from_str(text: &str) -> Result<Self, String> {
@@ -54,32 +57,50 @@ impl std::str::FromStr for Target {
 }
 
 /// Returns whether a server is on loopback.
-pub(crate) fn is_local(service: &ServiceIdentity) -> bool {
+pub fn is_local(service: &ServiceIdentity) -> bool {
     let text = service.to_string();
     ["127.", "localhost", "[::1]"]
         .iter()
         .any(|local| text.starts_with(local))
 }
 
-impl Target {
+impl PushServer {
     /// Returns the URL of its relay.
-    pub(crate) fn relay(&self) -> Result<RelayUrl> {
+    pub fn relay(&self) -> Result<RelayUrl> {
         self.service
             .relay_url(self.secure)
             .context("the address of the server is not the address of a relay")
     }
 
     /// Returns the URL to push a repository to and to clone it from.
-    pub(crate) fn clone_url(&self, repo: &RepoId) -> String {
+    pub fn clone_url(&self, repo: &RepoId) -> String {
         self.service.repo_url(repo, self.secure)
     }
 }
 
-/// A working copy to push, and the key of its maintainer.
-pub(crate) struct Push {
-    pub(crate) keys: Keys,
-    pub(crate) work: Work,
-    pub(crate) args: PushArgs,
+/// Takes a warning for the user.
+pub type Warn = fn(&str);
+
+/// A working copy to push, where to, and the key of its maintainer.
+pub struct Push {
+    /// The key of the maintainer.
+    pub keys: Keys,
+    /// The working copy.
+    pub work: Work,
+    /// The servers.
+    pub servers: Vec<PushServer>,
+    /// The name of the repository; `None` for that of the directory.
+    pub name: Option<Identifier>,
+    /// Patterns of the branches and tags; all if there is none.
+    pub refs: Vec<String>,
+    /// Overwrites branches and tags that the working copy lacks.
+    pub force: bool,
+    /// Accepts that an announcement names fewer maintainers or relays than the one seen last.
+    pub accept_fewer: bool,
+    /// Time limit for everything.
+    pub timeout: Duration,
+    /// Takes warnings.
+    pub warn: Warn,
 }
 
 /// Limits the relays besides the servers that are asked for a newer announcement.
@@ -88,38 +109,38 @@ const MAX_OTHER_RELAYS: usize = 8;
 const OTHER_RELAYS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Announces, signs and pushes. Returns the URLs to clone from.
-pub(crate) async fn push(push: &Push) -> Result<Vec<String>> {
-    let pushed = timeout(push.args.timeout, push_to_all(push)).await;
+pub async fn push(push: &Push) -> Result<Vec<String>> {
+    let pushed = timeout(push.timeout, push_to_all(push)).await;
     pushed.with_context(|| {
-        let limit = humantime::format_duration(push.args.timeout);
+        let limit = humantime::format_duration(push.timeout);
         format!("not done after {limit}; --timeout gives the servers more time")
     })?
 }
 
 async fn push_to_all(push: &Push) -> Result<Vec<String>> {
-    let Push { work, args, .. } = push;
-    let name = match &args.name {
+    let work = &push.work;
+    let name = match &push.name {
         Some(name) => name.clone(),
         None => work
             .name()
             .context("the name of the directory cannot be the name of a repository; set --name")?,
     };
     let repo = RepoId::new(push.keys.public_key(), name);
-    let refs = work.refs(&args.refs).await?;
+    let refs = work.refs(&push.refs).await?;
     // Before anything is announced. Only the size of this draft matters.
     let draft = sign(&push.keys, &repo, &refs, None)?;
-    for server in &push.args.server {
+    for server in &push.servers {
         work::check(server, &draft, &refs).await?;
     }
     let mut remotes = Vec::new();
-    for server in &push.args.server {
+    for server in &push.servers {
         remotes.push(remote_at(server, &repo, &push.keys).await?);
     }
     for remote in &remotes {
         work.check_history(&refs, remote).await?;
     }
     let mut relays = Vec::new();
-    for server in &push.args.server {
+    for server in &push.servers {
         let url = server.relay()?;
         let relay = RelayClient::connect(&url).await;
         let relay = relay
@@ -131,17 +152,17 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
         false => Audience::Anyone,
     };
     publish_announcement(push, &repo, audience, &mut relays).await?;
-    if !args.force {
+    if !push.force {
         check_nothing_is_lost(work, &refs, &remotes).await?;
     }
     let known = newest(&mut relays, &repo, kinds::STATE).await?;
     let state = sign(&push.keys, &repo, &refs, known.as_ref())?;
-    for (relay, server) in relays.iter_mut().zip(&push.args.server) {
+    for (relay, server) in relays.iter_mut().zip(&push.servers) {
         let published = relay.publish(&state).await;
         published.map_err(|error| work::explain(error, server, &state, &refs))?;
     }
     for remote in &remotes {
-        work.push_to(remote, &refs)
+        work.push_to(remote, &refs, push.warn)
             .await
             .with_context(|| format!("could not push to {}", remote.url))?;
     }
@@ -150,11 +171,11 @@ async fn push_to_all(push: &Push) -> Result<Vec<String>> {
 
 /// Returns a repository at a server. Git proves there who the user is only if the server's document says that it is for its
 /// members (GRASP-08).
-async fn remote_at(server: &Target, repo: &RepoId, keys: &Keys) -> Result<Remote> {
+async fn remote_at(server: &PushServer, repo: &RepoId, keys: &Keys) -> Result<RemoteRepo> {
     let everywhere = OutboundPolicy::everywhere();
     let facts = relay_information(&server.relay()?, everywhere, &Roots::default()).await;
     let is_private = facts.is_some_and(|facts| facts.is_private);
-    Ok(Remote {
+    Ok(RemoteRepo {
         url: server.clone_url(repo),
         member: is_private.then(|| keys.clone()),
     })
@@ -172,20 +193,14 @@ async fn publish_announcement(
     let served = newest(relays, repo, kinds::ANNOUNCEMENT).await?;
     let elsewhere = newest_elsewhere(push, repo, seen.iter().chain(&served)).await;
     let published = served.into_iter().chain(elsewhere).max_by_key(Version::of);
-    let known = choose(seen, published, push.args.accept_fewer)?;
-    let announcement = announce(
-        &push.keys,
-        repo,
-        &push.args.server,
-        audience,
-        known.as_ref(),
-    )?;
+    let known = choose(seen, published, push.accept_fewer)?;
+    let announcement = announce(&push.keys, repo, &push.servers, audience, known.as_ref())?;
     for relay in relays {
         relay.publish(&announcement).await?;
     }
     // Without the file the next push is as safe as this one was.
     if let Err(error) = file.write(repo, &announcement) {
-        eprintln!("grasp: could not remember the announcement: {error}");
+        (push.warn)(&format!("could not remember the announcement: {error}"));
     }
     Ok(())
 }
@@ -200,8 +215,7 @@ async fn newest_elsewhere<'a>(
     let named: BTreeSet<_> = named.flat_map(|read| read.relays).collect();
     let is_other = |url: &RelayUrl| {
         !push
-            .args
-            .server
+            .servers
             .iter()
             .any(|one| one.service.is_own_url(url.as_str()))
     };
@@ -225,16 +239,16 @@ async fn newest_elsewhere<'a>(
 }
 
 /// Fails if a server has a branch or tag that would be lost if its refs became those of the working copy.
-async fn check_nothing_is_lost(work: &Work, refs: &Refs, remotes: &[Remote]) -> Result<()> {
+async fn check_nothing_is_lost(work: &Work, refs: &WorkRefs, remotes: &[RemoteRepo]) -> Result<()> {
     for remote in remotes {
         let lost = work.lacks(refs, remote).await?;
         if !lost.is_empty() {
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "{} has refs that this working copy lacks, and would lose them: {}; \
                  fetch and merge them first, or use --force",
                 remote.url,
                 lost.join(", ")
-            );
+            )));
         }
     }
     Ok(())
@@ -269,12 +283,7 @@ fn created_after(known: Option<&Event>) -> Timestamp {
 }
 
 /// Returns the signed state of a repository with these refs.
-pub(crate) fn sign(
-    keys: &Keys,
-    repo: &RepoId,
-    refs: &Refs,
-    known: Option<&Event>,
-) -> Result<Event> {
+pub fn sign(keys: &Keys, repo: &RepoId, refs: &WorkRefs, known: Option<&Event>) -> Result<Event> {
     let mut tags = vec![Tag::identifier(repo.identifier.as_str())];
     for (name, oid) in &refs.tips {
         tags.push(tag(name, [oid.clone()])?);
@@ -292,15 +301,6 @@ fn tag(name: &str, values: impl IntoIterator<Item = String>) -> Result<Tag> {
     Ok(Tag::parse(std::iter::once(name.to_owned()).chain(values))?)
 }
 
-/// Returns the text to print after a push.
-pub(crate) fn summary(keys: &Keys, urls: &[String]) -> String {
-    let mut text = format!("pushed as {}\n", npub(&keys.public_key()));
-    for url in urls {
-        text.push_str(&format!("  git clone {url}\n"));
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use grasp_core::nip34::State;
@@ -313,12 +313,12 @@ mod tests {
 
     #[test]
     fn a_server_is_spoken_to_in_the_open_only_on_loopback_or_when_told_to() {
-        let secure = |text: &str| text.parse::<Target>().unwrap().secure;
+        let secure = |text: &str| text.parse::<PushServer>().unwrap().secure;
         assert!(
             !secure("127.0.0.1:7334") && !secure("localhost") && !secure("http://git.example.com")
         );
         assert!(secure("git.example.com/x") && secure("wss://127.0.0.1"));
-        assert!("ftp://x.example".parse::<Target>().is_err());
+        assert!("ftp://x.example".parse::<PushServer>().is_err());
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
         let keys = Keys::generate();
         let oid = "a".repeat(40);
         let tips = [("refs/heads/main".to_owned(), oid.clone())].into();
-        let refs = Refs {
+        let refs = WorkRefs {
             tips,
             head: Some("refs/heads/main".into()),
         };
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn a_new_state_is_later_than_the_one_it_replaces() {
         let keys = Keys::generate();
-        let refs = Refs {
+        let refs = WorkRefs {
             tips: Default::default(),
             head: None,
         };

@@ -189,7 +189,7 @@ pub(crate) struct FromNode;
 
 /// The progress of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub(crate) enum ShutdownStage {
     Running,
     /// No new connection is accepted; running ones finish.
     Draining,
@@ -197,7 +197,7 @@ pub(crate) enum Stage {
     Killed,
 }
 
-impl Stage {
+impl ShutdownStage {
     /// Waits until the server has reached this stage, or has ended.
     pub(crate) async fn reached(self, stage: &mut watch::Receiver<Self>) {
         let _ = stage.wait_for(|stage| *stage >= self).await;
@@ -231,7 +231,7 @@ pub async fn serve(
         limiter,
         slots: semaphore(tcp_connections),
         websocket_slots: semaphore(connections),
-        stage: watch::Sender::new(Stage::Running),
+        stage: watch::Sender::new(ShutdownStage::Running),
         landing: Mutex::default(),
         verifications: gate::verifications(),
     });
@@ -274,7 +274,7 @@ struct Server {
     blocks: Blocks,
     slots: Arc<Semaphore>,
     websocket_slots: Arc<Semaphore>,
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<ShutdownStage>,
     /// The landing page as it was made last.
     landing: Mutex<Option<EncodedPage>>,
     /// Authorizations of members that were verified, by client network.
@@ -387,7 +387,7 @@ impl Server {
 
     /// Lets connections finish. New ones, health checks among them, are answered with 503.
     async fn drain(&self, listeners: &Listeners, graceful: GracefulShutdown) {
-        self.stage.send_replace(Stage::Draining);
+        self.stage.send_replace(ShutdownStage::Draining);
         let limits = &self.context.config.limits;
         let rejected = async {
             loop {
@@ -408,7 +408,7 @@ impl Server {
         if ended.is_err() {
             tracing::warn!("the grace period is over; closing the remaining connections");
         }
-        self.stage.send_replace(Stage::Killed);
+        self.stage.send_replace(ShutdownStage::Killed);
     }
 
     /// Returns the landing page; without repositories if the store fails.
@@ -465,7 +465,7 @@ impl Server {
         headers: &HeaderMap,
         upgrade: WebSocketUpgrade,
     ) -> Result<Response, (StatusCode, &'static str)> {
-        if *self.stage.borrow() != Stage::Running {
+        if *self.stage.borrow() != ShutdownStage::Running {
             return Err((StatusCode::SERVICE_UNAVAILABLE, "stopping\n"));
         }
         let place = self
@@ -486,7 +486,8 @@ impl Server {
         })?;
         let challenge = format!("{:032x}", u128::from_be_bytes(challenge));
         let most = self.context.config.limits.message_bytes;
-        let (context, stage) = (self.context.clone(), self.stage.subscribe());
+        let context = self.context.clone();
+        let stage = self.stage.subscribe();
         let client = self.limiter.client(peer.address.ip(), headers);
         let blocks = self.blocks.clone();
         Ok(upgrade
@@ -495,7 +496,8 @@ impl Server {
             .read_buffer_size(SOCKET_BUFFER)
             .write_buffer_size(SOCKET_BUFFER)
             .on_upgrade(move |socket| async move {
-                let (claimant, message) = (Claimant::at(network), peer.message.clone());
+                let claimant = Claimant::at(network);
+                let message = peer.message.clone();
                 tokio::select! {
                     biased;
                     () = blocks.until(client) => {}

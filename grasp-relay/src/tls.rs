@@ -51,17 +51,17 @@ const PROTOCOLS: [&[u8]; 2] = [HTTP2, b"http/1.1"];
 
 /// The certificate that is served, if there is one. Clones share it.
 #[derive(Clone)]
-pub struct Certificates(Arc<Shared>);
+pub struct Certificates(Arc<CertificateCell>);
 
-struct Shared {
+struct CertificateCell {
     /// The host name of the server.
     domain: String,
-    state: RwLock<State>,
+    state: RwLock<CertificateState>,
     challenges: Option<ChallengeReader>,
 }
 
 #[derive(Default)]
-struct State {
+struct CertificateState {
     serving: Option<Serving>,
     problem: Option<String>,
 }
@@ -106,7 +106,7 @@ impl Certificates {
     }
 
     fn with_challenges(domain: &str, challenges: Option<ChallengeReader>) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(CertificateCell {
             domain: domain.to_owned(),
             state: RwLock::default(),
             challenges,

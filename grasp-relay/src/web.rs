@@ -33,7 +33,7 @@ pub use self::admin::admin;
 pub use self::branding::{Accent, Branding, BrandingError, Icon};
 pub use self::encoded::Caching;
 pub(crate) use self::encoded::{EncodedPage, has_tag, not_modified};
-use self::figures::RepoRow;
+use self::figures::RepositoryRow;
 pub use self::frame::{Frame, Page, assets};
 pub use self::listing::{Listing, RepositoryList};
 pub(crate) use self::pages::{
@@ -157,7 +157,7 @@ fn repository_table(root: &str, list: &RepositoryList, now: u64) -> Markup {
         ),
         false => format!("{} hosted, the latest active first", rows.len()),
     };
-    let first: Vec<&RepoRow> = rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
+    let first: Vec<&RepositoryRow> = rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
     html! {
         (captioned_rows(root, &caption, &first, now))
         @if rows.len() > MAX_REPOSITORIES_SHOWN { p class="small" { "The first " (MAX_REPOSITORIES_SHOWN) " are shown." } }
@@ -169,11 +169,11 @@ fn repository_rows(root: &str, list: &RepositoryList, now: u64) -> Markup {
     let count = list.rows.len();
     let more = if list.is_cut { "at least " } else { "" };
     let caption = format!("{more}{count} hosted, the latest active first");
-    let shown: Vec<&RepoRow> = list.rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
+    let shown: Vec<&RepositoryRow> = list.rows.iter().take(MAX_REPOSITORIES_SHOWN).collect();
     captioned_rows(root, &caption, &shown, now)
 }
 
-fn captioned_rows(root: &str, caption: &str, rows: &[&RepoRow], now: u64) -> Markup {
+fn captioned_rows(root: &str, caption: &str, rows: &[&RepositoryRow], now: u64) -> Markup {
     html! {
         table {
             caption { (caption) }
@@ -318,7 +318,7 @@ mod tests {
 
     use super::*;
     use crate::nostr::{Limits, LiveInfo};
-    use crate::web::figures::RepoRow;
+    use crate::web::figures::RepositoryRow;
 
     fn frame() -> Frame {
         Frame::new("/", "us", &Branding::default())
@@ -348,7 +348,7 @@ mod tests {
         name: &str,
         description: &str,
         secure: bool,
-        repositories: &[RepoRow],
+        repositories: &[RepositoryRow],
         now: u64,
     ) -> String {
         let (name, description) = (name.into(), description.into());
@@ -402,11 +402,11 @@ mod tests {
 
     #[test]
     fn repositories_are_listed_with_link_and_last_activity() {
-        let row = RepoRow {
+        let row = RepositoryRow {
             name: "x".repeat(100),
             path: "/npub1x/y.git".into(),
             active_at: 100,
-            ..RepoRow::default()
+            ..RepositoryRow::default()
         };
         let page = landing_page("us", "", false, &[row], 220);
         assert!(
@@ -418,9 +418,9 @@ mod tests {
 
     #[test]
     fn repositories_are_listed_with_their_owner() {
-        let row = RepoRow {
+        let row = RepositoryRow {
             owner: format!("npub1{}", "q".repeat(58)),
-            ..RepoRow::default()
+            ..RepositoryRow::default()
         };
         let page = landing_page("us", "", false, &[row], 0);
         assert!(page.contains(">npub1qqqqqqq…<"), "{page}");
@@ -431,7 +431,7 @@ mod tests {
         let table = |is_cut| {
             repository_table(
                 "/",
-                &RepositoryList::new(vec![RepoRow::default()], is_cut),
+                &RepositoryList::new(vec![RepositoryRow::default()], is_cut),
                 0,
             )
             .0

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt as _, StreamExt as _};
-use grasp_bin::{Server, Settings};
 use grasp_core::RepoId;
 use grasp_relay::Clock;
 use grasp_relay::ingest::{Origin, Outcome};
+use grasp_relay::instance::{Server, Settings};
 use grasp_tests::{Author, Postgres, S3Server, ServerClient, Workdir, http};
 use nostr::event::Event;
 use tokio::net::{TcpListener, TcpStream};

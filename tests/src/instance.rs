@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use grasp_bin::Server;
 use grasp_core::admission::SyncPath;
 use grasp_core::nip34::Announcement;
 use grasp_core::{Identifier, MaintainerModel, RepoId, ServiceIdentity};
 use grasp_purgatory::driver::PurgatoryDriver;
 use grasp_relay::ingest::{Origin, Outcome};
+use grasp_relay::instance::Server;
 use grasp_relay::server::{Parts, serve};
 use grasp_relay::{Accepted, Feed};
 use nostr::event::{Event, EventId};
@@ -67,7 +67,7 @@ async fn bind_when_free(address: SocketAddr) -> TcpSocket {
 pub struct Instance {
     port: ReservedPort,
     /// The settings that the server was built from.
-    server_settings: grasp_bin::Settings,
+    server_settings: grasp_relay::instance::Settings,
     settings: Settings,
     server: Arc<Server>,
     /// The other nodes, if it has several.
@@ -97,7 +97,7 @@ impl Instance {
     }
 
     /// Starts a server with changed settings.
-    pub async fn with(choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+    pub async fn with(choose: impl FnOnce(&mut grasp_relay::instance::Settings)) -> Self {
         Self::start_new(Settings::default(), choose).await
     }
 
@@ -109,12 +109,15 @@ impl Instance {
     /// Starts a server with the settings of a test and further changes.
     pub async fn with_settings_and(
         settings: Settings,
-        choose: impl FnOnce(&mut grasp_bin::Settings),
+        choose: impl FnOnce(&mut grasp_relay::instance::Settings),
     ) -> Self {
         Self::start_new(settings, choose).await
     }
 
-    async fn start_new(settings: Settings, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+    async fn start_new(
+        settings: Settings,
+        choose: impl FnOnce(&mut grasp_relay::instance::Settings),
+    ) -> Self {
         let temporary = tempfile::tempdir().expect("a directory for the test");
         let port = ReservedPort::reserve(([127, 0, 0, 1], 0).into()).await;
         let mut server_settings = settings.server_settings(temporary.path(), port.address);
@@ -136,7 +139,7 @@ impl Instance {
         dir: &Path,
         address: SocketAddr,
         settings: Settings,
-        choose: impl FnOnce(&mut grasp_bin::Settings),
+        choose: impl FnOnce(&mut grasp_relay::instance::Settings),
     ) -> Self {
         let port = ReservedPort::reserve(address).await;
         let mut server_settings = settings.server_settings(dir, port.address);
@@ -150,7 +153,10 @@ impl Instance {
     }
 
     /// Restarts the server with changed settings.
-    pub async fn restart_with(mut self, choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+    pub async fn restart_with(
+        mut self,
+        choose: impl FnOnce(&mut grasp_relay::instance::Settings),
+    ) -> Self {
         choose(&mut self.server_settings);
         self.restart().await
     }
@@ -174,7 +180,7 @@ impl Instance {
 
     async fn run(
         port: ReservedPort,
-        mut server_settings: grasp_bin::Settings,
+        mut server_settings: grasp_relay::instance::Settings,
         settings: Settings,
     ) -> Self {
         let listener = port.listen().await;
@@ -191,7 +197,7 @@ impl Instance {
                     OtherNodes::start(&mut server_settings, &settings.clock, listener).await;
                 (opened.0, opened.1, Some(opened.2))
             } else {
-                let store = grasp_bin::open_store(&server_settings)
+                let store = grasp_relay::instance::open_store(&server_settings)
                     .await
                     .expect("a store");
                 let store = settings.store.iter().fold(store, |store, wrap| wrap(store));

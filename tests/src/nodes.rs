@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use grasp_bin::Server;
 use grasp_relay::Clock;
+use grasp_relay::instance::Server;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -48,7 +48,7 @@ impl Drop for OtherNodes {
 impl OtherNodes {
     /// Opens the writer, then the readers, behind a proxy that listens. Returns the writer and its own listener.
     pub(crate) async fn start(
-        server_settings: &mut grasp_bin::Settings,
+        server_settings: &mut grasp_relay::instance::Settings,
         clock: &Clock,
         front: TcpListener,
     ) -> (Arc<Server>, TcpListener, Self) {
@@ -121,7 +121,7 @@ impl OtherNodes {
 }
 
 async fn open(
-    server_settings: &grasp_bin::Settings,
+    server_settings: &grasp_relay::instance::Settings,
     clock: &Clock,
     dir: &Path,
 ) -> (Arc<Server>, TcpListener) {

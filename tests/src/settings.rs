@@ -74,9 +74,13 @@ impl Settings {
     }
 
     /// Returns the settings of a server with this address and data directory.
-    pub(crate) fn server_settings(&self, dir: &Path, address: SocketAddr) -> grasp_bin::Settings {
+    pub(crate) fn server_settings(
+        &self,
+        dir: &Path,
+        address: SocketAddr,
+    ) -> grasp_relay::instance::Settings {
         let service = address.to_string().parse().expect("an address");
-        let mut settings = grasp_bin::Settings::new(service, dir);
+        let mut settings = grasp_relay::instance::Settings::new(service, dir);
         settings.policy.model = self.model;
         settings.git = self.git.clone();
         settings.relay = self.relay.clone();

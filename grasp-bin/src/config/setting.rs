@@ -28,7 +28,7 @@ pub(crate) struct Setting {
     pub(crate) help: &'static str,
     /// The placeholder of the value, or all values if there are few.
     pub(crate) value_names: Vec<&'static str>,
-    pub(super) kind: Kind,
+    pub(super) kind: ValueType,
     pub(super) is_list: bool,
     /// Shown by `-h`.
     pub(super) is_common: bool,
@@ -41,7 +41,7 @@ pub(super) type Get = dyn Fn(&mut Config) -> Option<Vec<String>> + Send + Sync;
 
 /// The type of a value in TOML.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum ValueType {
     String,
     Integer,
     Boolean,
@@ -50,12 +50,12 @@ pub(super) enum Kind {
 impl Setting {
     fn new<T: 'static>(
         key: &'static str,
-        form: Form<T>,
+        form: ValueForm<T>,
         is_list: bool,
         put: impl Fn(&mut Config, Vec<T>) + Send + Sync + 'static,
         take: impl Fn(&mut Config) -> Option<Vec<T>> + Send + Sync + 'static,
     ) -> Self {
-        let Form {
+        let ValueForm {
             value_names,
             kind,
             read,
@@ -72,7 +72,8 @@ impl Setting {
         let get = move |config: &mut Config| {
             take(config).map(|values| values.iter().map(&show).collect())
         };
-        let (set, get) = (Box::new(set), Box::new(get));
+        let set = Box::new(set);
+        let get = Box::new(get);
         Self {
             key,
             help: "",
@@ -122,8 +123,8 @@ impl Setting {
     /// Returns the value as it is written in a file; `None` if there is none.
     pub(crate) fn value(&self, config: &Config) -> Option<String> {
         let written = |text: String| match self.kind {
-            Kind::String => Value::String(text).to_string(),
-            Kind::Integer | Kind::Boolean => text,
+            ValueType::String => Value::String(text).to_string(),
+            ValueType::Integer | ValueType::Boolean => text,
         };
         let mut values: Vec<String> = (self.get)(&mut config.clone())?
             .into_iter()
@@ -145,17 +146,17 @@ impl Setting {
             ))
         };
         let text = |value: &DeValue<'_>| match (value, self.kind) {
-            (DeValue::String(text), Kind::String) => Ok(text.to_string()),
-            (DeValue::Integer(number), Kind::Integer) => {
+            (DeValue::String(text), ValueType::String) => Ok(text.to_string()),
+            (DeValue::Integer(number), ValueType::Integer) => {
                 let number = i64::from_str_radix(number.as_str(), number.radix());
                 number
                     .map(|number| number.to_string())
                     .map_err(|error| error.to_string())
             }
-            (DeValue::Boolean(is_on), Kind::Boolean) => Ok(is_on.to_string()),
-            (other, Kind::String) => invalid(other, "a string"),
-            (other, Kind::Integer) => invalid(other, "an integer"),
-            (other, Kind::Boolean) => invalid(other, "true or false"),
+            (DeValue::Boolean(is_on), ValueType::Boolean) => Ok(is_on.to_string()),
+            (other, ValueType::String) => invalid(other, "a string"),
+            (other, ValueType::Integer) => invalid(other, "an integer"),
+            (other, ValueType::Boolean) => invalid(other, "true or false"),
         };
         match value {
             DeValue::Array(values) if self.is_list => {
@@ -192,7 +193,7 @@ impl Setting {
             });
         let choices = PossibleValuesParser::new(&self.value_names);
         match self.kind {
-            Kind::Boolean => {
+            ValueType::Boolean => {
                 let arg = arg
                     .num_args(0..=1)
                     .require_equals(true)
@@ -219,7 +220,7 @@ impl Setting {
 /// A setting that always has a value.
 pub(super) fn one<T: Clone + 'static>(
     key: &'static str,
-    form: Form<T>,
+    form: ValueForm<T>,
     field: fn(&mut Config) -> &mut T,
 ) -> Setting {
     let put = move |config: &mut Config, values: Vec<T>| {
@@ -235,7 +236,7 @@ pub(super) fn one<T: Clone + 'static>(
 /// A setting that may have no value.
 pub(super) fn optional<T: Clone + 'static>(
     key: &'static str,
-    form: Form<T>,
+    form: ValueForm<T>,
     field: fn(&mut Config) -> &mut Option<T>,
 ) -> Setting {
     let put = move |config: &mut Config, values: Vec<T>| *field(config) = values.into_iter().next();
@@ -247,7 +248,7 @@ pub(super) fn optional<T: Clone + 'static>(
 /// A setting with any number of values.
 pub(super) fn list<T: 'static, C: Clone + IntoIterator<Item = T> + FromIterator<T> + 'static>(
     key: &'static str,
-    form: Form<T>,
+    form: ValueForm<T>,
     field: fn(&mut Config) -> &mut C,
 ) -> Setting {
     let put =
@@ -259,7 +260,7 @@ pub(super) fn list<T: 'static, C: Clone + IntoIterator<Item = T> + FromIterator<
 /// A setting with any number of values, if it is set.
 pub(super) fn optional_list<T: Clone + 'static>(
     key: &'static str,
-    form: Form<T>,
+    form: ValueForm<T>,
     field: fn(&mut Config) -> &mut Option<Vec<T>>,
 ) -> Setting {
     let put = move |config: &mut Config, values: Vec<T>| *field(config) = Some(values);
@@ -269,23 +270,24 @@ pub(super) fn optional_list<T: Clone + 'static>(
 type Read<T> = dyn Fn(&str) -> Result<T, String> + Send + Sync;
 
 /// The form of a value, and its conversion from and to text.
-pub(super) struct Form<T> {
+pub(super) struct ValueForm<T> {
     value_names: Vec<&'static str>,
-    kind: Kind,
+    kind: ValueType,
     read: Box<Read<T>>,
     show: Box<dyn Fn(&T) -> String + Send + Sync>,
 }
 
-impl<T> Form<T> {
+impl<T> ValueForm<T> {
     fn new(
         value_name: &'static str,
         read: impl Fn(&str) -> Result<T, String> + Send + Sync + 'static,
         show: impl Fn(&T) -> String + Send + Sync + 'static,
     ) -> Self {
-        let (read, show) = (Box::new(read), Box::new(show));
+        let read = Box::new(read);
+        let show = Box::new(show);
         Self {
             value_names: vec![value_name],
-            kind: Kind::String,
+            kind: ValueType::String,
             read,
             show,
         }
@@ -295,26 +297,26 @@ impl<T> Form<T> {
 /// A value with a text form of its own.
 pub(super) fn text<T: FromStr<Err: Display> + Display + 'static>(
     value_name: &'static str,
-) -> Form<T> {
+) -> ValueForm<T> {
     let read = |text: &str| text.parse().map_err(|error: T::Err| error.to_string());
-    Form::new(value_name, read, T::to_string)
+    ValueForm::new(value_name, read, T::to_string)
 }
 
 /// A URL that a rule allows.
-fn url(expected: &'static str, is_allowed: fn(&Url) -> bool) -> Form<Url> {
+fn url(expected: &'static str, is_allowed: fn(&Url) -> bool) -> ValueForm<Url> {
     let read = move |text: &str| {
         text.parse()
             .ok()
             .filter(is_allowed)
             .ok_or_else(|| expected.to_owned())
     };
-    Form::new("URL", read, |url: &Url| {
+    ValueForm::new("URL", read, |url: &Url| {
         url.as_str().trim_end_matches('/').to_owned()
     })
 }
 
 /// The address of an object store. Its credentials come from the environment.
-pub(super) fn object_store() -> Form<Url> {
+pub(super) fn object_store() -> ValueForm<Url> {
     url(
         "expected s3://BUCKET[/PREFIX] or file:///DIR",
         |url| match url.scheme() {
@@ -326,7 +328,7 @@ pub(super) fn object_store() -> Form<Url> {
 }
 
 /// The address of a node, without a path.
-pub(super) fn node_address() -> Form<Url> {
+pub(super) fn node_address() -> ValueForm<Url> {
     url("expected http://HOST[:PORT]", |url| {
         let is_plain = url.username().is_empty() && url.query().is_none();
         url.scheme() == "http" && url.has_host() && url.path() == "/" && is_plain
@@ -334,14 +336,14 @@ pub(super) fn node_address() -> Form<Url> {
 }
 
 /// The directory of an ACME server, which speaks HTTPS.
-pub(super) fn acme_directory() -> Form<Url> {
+pub(super) fn acme_directory() -> ValueForm<Url> {
     url("expected an https: URL", |url| {
         url.scheme() == "https" && url.has_host() && url.username().is_empty()
     })
 }
 
-pub(super) fn path(value_name: &'static str) -> Form<PathBuf> {
-    Form::new(
+pub(super) fn path(value_name: &'static str) -> ValueForm<PathBuf> {
+    ValueForm::new(
         value_name,
         |text| Ok(text.into()),
         |path: &PathBuf| path.display().to_string(),
@@ -349,28 +351,28 @@ pub(super) fn path(value_name: &'static str) -> Form<PathBuf> {
 }
 
 /// A switch, which needs no value as a flag.
-pub(super) fn switch() -> Form<bool> {
-    Form {
-        kind: Kind::Boolean,
+pub(super) fn switch() -> ValueForm<bool> {
+    ValueForm {
+        kind: ValueType::Boolean,
         value_names: vec!["true", "false"],
         ..text("BOOL")
     }
 }
 
 /// A number above zero.
-pub(super) fn count<T: From<NonZeroUsize> + Display + 'static>() -> Form<T> {
+pub(super) fn count<T: From<NonZeroUsize> + Display + 'static>() -> ValueForm<T> {
     let read = |text: &str| match text.parse::<NonZeroUsize>() {
         Ok(count) => Ok(count.into()),
         Err(error) => Err(error.to_string()),
     };
-    Form {
-        kind: Kind::Integer,
-        ..Form::new("NUMBER", read, T::to_string)
+    ValueForm {
+        kind: ValueType::Integer,
+        ..ValueForm::new("NUMBER", read, T::to_string)
     }
 }
 
 /// A number of bytes above zero, shown exactly.
-pub(super) fn bytes<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Form<T> {
+pub(super) fn bytes<T: Copy + TryFrom<u64> + TryInto<u64>>() -> ValueForm<T> {
     let read = |text: &str| {
         let size: Option<ByteSize> = text.parse().ok();
         let bytes = size.map(|size| size.as_u64()).filter(|bytes| *bytes > 0);
@@ -392,61 +394,62 @@ pub(super) fn bytes<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Form<T> {
         let (unit, length) = unit.unwrap_or(("B", 1));
         format!("{}{unit}", bytes / length)
     };
-    Form::new("BYTES", read, show)
+    ValueForm::new("BYTES", read, show)
 }
 
-pub(super) fn time() -> Form<Duration> {
+pub(super) fn time() -> ValueForm<Duration> {
     let read = |text: &str| {
         let explain = |error| format!("expected a time with its unit, as in 30s or 2h: {error}");
         humantime::parse_duration(text).map_err(explain)
     };
-    Form::new("TIME", read, |time| {
+    ValueForm::new("TIME", read, |time| {
         humantime::format_duration(*time).to_string()
     })
 }
 
 /// A public key, read as npub or hex and written as npub.
-pub(super) fn key() -> Form<PublicKey> {
+pub(super) fn key() -> ValueForm<PublicKey> {
     let read = |text: &str| {
         PublicKey::parse(text).map_err(|_| "expected a public key, as npub or hex".to_owned())
     };
-    Form::new("NPUB", read, npub)
+    ValueForm::new("NPUB", read, npub)
 }
 
 /// Directives of the log.
-pub(super) fn log_filter() -> Form<String> {
+pub(super) fn log_filter() -> ValueForm<String> {
     let read = |text: &str| {
         let explain = |error| format!("expected levels, as in info or grasp_relay=debug: {error}");
         EnvFilter::try_new(text)
             .map(|_| text.to_owned())
             .map_err(explain)
     };
-    Form::new("FILTER", read, String::clone)
+    ValueForm::new("FILTER", read, String::clone)
 }
 
 /// Limits for requests to a host, as in `10,60`.
-pub(super) fn limits() -> Form<HostLimits> {
+pub(super) fn limits() -> ValueForm<HostLimits> {
     let expected = "expected requests at once and per minute, as in 10,60";
     let read = move |text: &str| read_limits(text).ok_or_else(|| expected.to_owned());
-    Form::new("AT_ONCE,PER_MINUTE", read, show_limits)
+    ValueForm::new("AT_ONCE,PER_MINUTE", read, show_limits)
 }
 
 /// Limits for requests to one host, as in `github.com:10,60`.
-pub(super) fn host_limit() -> Form<(Host, HostLimits)> {
+pub(super) fn host_limit() -> ValueForm<(Host, HostLimits)> {
     let read = |text: &str| {
         let (host, limits) = text.rsplit_once(':')?;
         Some((host.parse::<Host>().ok()?, read_limits(limits)?))
     };
     let expected = "expected a host, requests at once and per minute, as in github.com:10,60";
     let read = move |text: &str| read(text).ok_or_else(|| expected.to_owned());
-    Form::new("HOST:AT_ONCE,PER_MINUTE", read, |(host, limits)| {
+    ValueForm::new("HOST:AT_ONCE,PER_MINUTE", read, |(host, limits)| {
         format!("{}:{}", host.as_str(), show_limits(limits))
     })
 }
 
 fn read_limits(text: &str) -> Option<HostLimits> {
     let (at_once, starts) = text.split_once(',')?;
-    let (at_once, starts) = (at_once.trim().parse().ok()?, starts.trim().parse().ok()?);
+    let at_once = at_once.trim().parse().ok()?;
+    let starts = starts.trim().parse().ok()?;
     Some(HostLimits {
         at_once,
         starts,
@@ -461,7 +464,7 @@ fn show_limits(limits: &HostLimits) -> String {
 /// One of a few values, by name.
 pub(super) fn choice<T: Copy + PartialEq + Send + Sync + 'static>(
     choices: Vec<(&'static str, T)>,
-) -> Form<T> {
+) -> ValueForm<T> {
     let value_names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
     let expected = format!("`{}`", value_names.join("` or `"));
     let named = choices.clone();
@@ -476,9 +479,9 @@ pub(super) fn choice<T: Copy + PartialEq + Send + Sync + 'static>(
         let choice = named.iter().find(|(_, one)| one == value);
         choice.map_or_else(String::new, |(name, _)| (*name).to_owned())
     };
-    Form {
+    ValueForm {
         value_names,
-        ..Form::new("", read, show)
+        ..ValueForm::new("", read, show)
     }
 }
 
@@ -509,7 +512,7 @@ mod tests {
 
     #[test]
     fn packs_are_in_a_bucket_or_a_directory_and_never_come_with_credentials() {
-        let Form { read, show, .. } = object_store();
+        let ValueForm { read, show, .. } = object_store();
         for good in [
             "s3://bucket",
             "s3://bucket/some/prefix",
@@ -531,7 +534,7 @@ mod tests {
 
     #[test]
     fn a_node_has_an_address_without_a_path() {
-        let Form { read, .. } = node_address();
+        let ValueForm { read, .. } = node_address();
         assert!(read("http://node1:7334/").is_ok() && read("http://node1:7334").is_ok());
         for bad in [
             "node1:7334",
@@ -545,7 +548,7 @@ mod tests {
 
     #[test]
     fn limits_of_hosts_are_two_numbers_above_zero() {
-        let Form { read, show, .. } = limits();
+        let ValueForm { read, show, .. } = limits();
         assert_eq!(show(&read("8, 600").unwrap()), "8,600");
         for bad in ["", "8", "0,5", "5,0", "1,2,3"] {
             assert!(read(bad).is_err(), "{bad}");
@@ -554,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_host_may_have_limits_of_its_own() {
-        let Form { read, show, .. } = host_limit();
+        let ValueForm { read, show, .. } = host_limit();
         for text in ["git.example.com:10,60", "git.example.com:8080:10,60"] {
             assert_eq!(show(&read(text).unwrap()), text);
         }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use grasp_core::MaintainerModel::{Plain, Reciprocal};
-
+use grasp_relay::instance::{OutboxMode, TlsMode};
 use grasp_relay::web::{Confirm, Show};
 
 use super::LogFormat;
@@ -11,8 +11,6 @@ use super::setting::{
     Setting, acme_directory, bytes, choice, count, host_limit, key, limits, list, log_filter,
     node_address, object_store, one, optional, optional_list, path, switch, text, time,
 };
-use crate::outbox::OutboxMode;
-use crate::server::tls::TlsMode;
 
 /// The sections of the file and their titles, in the order of the reference.
 pub(crate) const SECTIONS: [(&str, &str); 15] = [
@@ -60,7 +58,7 @@ settings! {
         "Address that others reach the server at, and that announcements must list. Routes lie below its mount. Default: the address it listens on";
     "data_dir" = one path("DIR") => settings.data_dir, common
         "Directory with everything that the server stores";
-    "admin_socket" = optional path("PATH") => admin_socket
+    "admin_socket" = optional path("PATH") => settings.admin_socket
         "Socket of `grasp status` and similar commands. Default: `admin.sock` in the data directory";
     "service_key" = optional path("PATH") => settings.service_key
         "File with the key that the service signs with, created at the first start. Default: `service.key` in the data directory";

@@ -54,7 +54,8 @@ impl GitHttp {
             claimant,
             ..
         } = request;
-        let (max_bytes, stall) = (self.limits.fetch_request_bytes, self.limits.stall);
+        let max_bytes = self.limits.fetch_request_bytes;
+        let stall = self.limits.stall;
         let mut body = RequestBody::new(headers, body, max_bytes, stall)?;
         // No process for a client that sends nothing, or slowly; most requests are short.
         let first = body.gather(Vec::new(), GATHERED_BYTES).await?;
@@ -68,8 +69,11 @@ impl GitHttp {
             .upload_pack(repo, protocol(headers), *claimant)
             .await?;
         let input = process.take_stdin();
-        let (purgatory, endpoint, repo) = (self.roles.purgatory(), *endpoint, repo.clone());
-        let (damaged, checker) = (repo.clone(), purgatory.clone());
+        let purgatory = self.roles.purgatory();
+        let endpoint = *endpoint;
+        let repo = repo.clone();
+        let damaged = repo.clone();
+        let checker = purgatory.clone();
         let served_by = repos.clone();
         let suspect = move |words: &str| {
             served_by.note_serving(&repo, words);

@@ -124,7 +124,8 @@ impl GitHttp {
         if own.is_some_and(|own| policy.archives(&own.announcement)) {
             return Ok(PushFacts::Archived);
         }
-        let (asked, keys) = (repo.clone(), maintainers.clone());
+        let asked = repo.clone();
+        let keys = maintainers.clone();
         let held_candidates = purgatory.ask(move |p| p.candidates(&asked, &keys)).await?;
         let states = maintainers
             .iter()

@@ -1,11 +1,6 @@
-//! Queries of a running server from the command line, over a socket in its data directory.
+//! Requests to a running server over a socket in its data directory, of both sides.
 //!
 //! A request is one line of JSON, and so is its response. Only the user that the server runs as may connect.
-
-mod manage;
-mod quota;
-mod screen;
-mod show;
 
 use std::io::{self, BufRead as _, Write as _};
 use std::os::unix::net;
@@ -13,11 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::RepoId;
 use grasp_core::quota::QuotaSubject;
-use grasp_relay::management::Management;
-use grasp_relay::management::rules::Request;
 use nostr::key::PublicKey;
 use rustix::fs::Mode;
 use serde::de::DeserializeOwned;
@@ -28,28 +20,35 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-pub(crate) use self::manage::{AdminArgs, run as administrate};
-pub(crate) use self::quota::{set_quota, usage};
-pub(crate) use self::show::{purgatory, relays, repositories, status};
-use crate::files::create_private_dir;
-use crate::overview::Overview;
+use crate::instance::Server;
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::files::create_private_dir;
+use crate::instance::overview::Overview;
+use crate::management::Management;
+use crate::management::rules::Request;
 
 /// A request to a running server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum AdminRequest {
+pub enum AdminRequest {
+    /// The status.
     Status,
+    /// The repositories, the latest active first.
     Repositories,
+    /// The repositories whose events wait for git data.
     Waiting,
     /// Salvages damaged packs of a repository, which may take long, starts to fetch what is missing, and tells whether
     /// objects are.
     Repair(RepoId),
+    /// Whether a repository is known to lack objects.
     LacksObjects(RepoId),
     /// The git data of all owners, or of one with its repositories.
     Usage(Option<PublicKey>),
     /// Gives an owner or a repository a quota of its own, or takes it back.
     SetQuota {
+        /// The owner or the repository.
         subject: QuotaSubject,
+        /// The quota; `None` for that of the settings.
         bytes: Option<u64>,
     },
     /// Removes objects that no ref of a repository reaches, which may take long, and tells whether there were some.
@@ -68,25 +67,25 @@ const MAX_CONNECTIONS: usize = 16;
 const MAX_LINE_BYTES: u64 = Request::MAX_BYTES as u64 + 1_024;
 
 /// The bound admin socket. One process per data directory can have it.
-pub(crate) struct AdminSocket {
+pub struct AdminSocket {
     listener: UnixListener,
     path: PathBuf,
 }
 
 /// The task that answers requests; dropping it removes the socket.
-pub(crate) struct AdminTask {
+pub struct AdminTask {
     task: JoinHandle<()>,
     path: PathBuf,
 }
 
 impl AdminSocket {
     /// Binds the socket. Fails if another server listens on it.
-    pub(crate) fn bind(path: &Path) -> Result<Self> {
+    pub fn bind(path: &Path) -> Result<Self> {
         if net::UnixStream::connect(path).is_ok() {
             let socket = path.display();
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "another server is running: it listens on {socket}; stop it, or choose another --data-dir"
-            );
+            )));
         }
         if let Some(dir) = path.parent() {
             create_private_dir(dir).with_context(|| {
@@ -110,8 +109,13 @@ impl AdminSocket {
         })
     }
 
-    /// Starts to answer requests, those that already wait included. A sidecar has no administration.
-    pub(crate) fn serve(self, overview: Overview, management: Option<Management>) -> AdminTask {
+    /// Starts to answer requests to a server, those that already wait included.
+    pub fn serve(self, server: &Server) -> AdminTask {
+        self.answer(server.overview().clone(), Some(server.management().clone()))
+    }
+
+    /// Starts to answer requests. A sidecar has no administration.
+    pub(super) fn answer(self, overview: Overview, management: Option<Management>) -> AdminTask {
         let Self { listener, path } = self;
         AdminTask {
             task: tokio::spawn(accept_all(
@@ -218,7 +222,7 @@ async fn respond(overview: &Overview, request: AdminRequest) -> Result<Value, St
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the response of the server behind a socket.
-pub(crate) fn request<T: DeserializeOwned>(socket: &Path, request: AdminRequest) -> Result<T> {
+pub fn request<T: DeserializeOwned>(socket: &Path, request: AdminRequest) -> Result<T> {
     let mut stream =
         net::UnixStream::connect(socket).map_err(|error| connect_error(socket, &error))?;
     let is_long = matches!(request, AdminRequest::Repair(_) | AdminRequest::Purge(_));
@@ -233,21 +237,23 @@ pub(crate) fn request<T: DeserializeOwned>(socket: &Path, request: AdminRequest)
         .context("the server does not respond")?;
     let response: Result<T, String> =
         serde_json::from_str(&line).context("the server has another version")?;
-    response.map_err(|why| anyhow!("the server could not answer: {why}"))
+    response.map_err(|why| InstanceError::caller(format!("the server could not answer: {why}")))
 }
 
 /// Explains why the socket cannot be connected to, and what to do.
-fn connect_error(path: &Path, error: &io::Error) -> Error {
+fn connect_error(path: &Path, error: &io::Error) -> InstanceError {
     let socket = path.display();
     let remedy = "start one with `grasp serve`, or name its directory with --data-dir";
     match error.kind() {
-        io::ErrorKind::NotFound => anyhow!("no server is running: there is no {socket}; {remedy}"),
-        io::ErrorKind::ConnectionRefused => {
-            anyhow!("no server is running: no process listens on {socket}; {remedy}")
-        }
-        io::ErrorKind::PermissionDenied => {
-            anyhow!("no permission to use {socket}; run this as the user that the server runs as")
-        }
-        _ => anyhow!("could not connect to {socket}: {error}"),
+        io::ErrorKind::NotFound => InstanceError::caller(format!(
+            "no server is running: there is no {socket}; {remedy}"
+        )),
+        io::ErrorKind::ConnectionRefused => InstanceError::caller(format!(
+            "no server is running: no process listens on {socket}; {remedy}"
+        )),
+        io::ErrorKind::PermissionDenied => InstanceError::caller(format!(
+            "no permission to use {socket}; run this as the user that the server runs as"
+        )),
+        _ => InstanceError::caller(format!("could not connect to {socket}: {error}")),
     }
 }

@@ -1,45 +1,45 @@
-//! `grasp doctor`: checks what a server needs from its surroundings, and names a remedy for each problem.
+//! Checks what a server needs from its surroundings, and names a remedy for each problem.
 
 mod tls;
 
 use std::fmt;
 use std::fs;
 use std::io::{self, Write as _};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::Result;
 use axum::body::Bytes;
 use axum::http::Response;
 use axum::http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, DATE};
-use grasp_core::RelayUrl;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
+use grasp_core::{RelayUrl, ServiceIdentity};
 use grasp_purgatory::git::GitVersion;
-use grasp_relay::web::figures::Status;
-use grasp_relay::web::format_bytes;
 use grasp_sync::Roots;
 use grasp_sync::driver::Outbound;
 use grasp_sync::engine::Fault;
 use serde_json::Value;
 
-use crate::admin::{AdminRequest, request};
-use crate::config::Config;
-use crate::push::is_local;
-use crate::{block_on, files};
+use crate::instance::admin::{AdminRequest, request};
+use crate::instance::error::{Result, one_line};
+use crate::instance::files;
+use crate::instance::settings::Settings;
+use crate::publish::is_local;
+use crate::web::figures::Status;
+use crate::web::format_bytes;
 
-/// The result of one check.
+/// The result of one check, as `grasp doctor` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Finding {
+pub struct Finding {
     subject: &'static str,
-    state: State,
+    state: FindingState,
     detail: String,
     remedy: Option<String>,
 }
 
 /// The state of the subject of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum FindingState {
     Good,
     Skipped,
     /// The server works, but should be set up differently.
@@ -52,7 +52,7 @@ impl Finding {
     fn good(subject: &'static str, detail: impl Into<String>) -> Self {
         Self {
             subject,
-            state: State::Good,
+            state: FindingState::Good,
             detail: detail.into(),
             remedy: None,
         }
@@ -60,7 +60,7 @@ impl Finding {
 
     fn skipped(subject: &'static str, detail: impl Into<String>) -> Self {
         Self {
-            state: State::Skipped,
+            state: FindingState::Skipped,
             ..Self::good(subject, detail)
         }
     }
@@ -72,7 +72,7 @@ impl Finding {
     ) -> Self {
         let remedy = Some(remedy.into());
         Self {
-            state: State::Warning,
+            state: FindingState::Warning,
             remedy,
             ..Self::good(subject, detail)
         }
@@ -80,23 +80,24 @@ impl Finding {
 
     fn failed(subject: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
-            state: State::Failed,
+            state: FindingState::Failed,
             ..Self::warning(subject, detail, remedy)
         }
     }
 
-    fn is_failed(&self) -> bool {
-        self.state == State::Failed
+    /// Returns whether the server does not work.
+    pub fn is_failed(&self) -> bool {
+        self.state == FindingState::Failed
     }
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.state {
-            State::Good => "ok",
-            State::Skipped => "skipped",
-            State::Warning => "warning",
-            State::Failed => "FAILED",
+            FindingState::Good => "ok",
+            FindingState::Skipped => "skipped",
+            FindingState::Warning => "warning",
+            FindingState::Failed => "FAILED",
         };
         write!(f, "{word:<8} {:<12} {}", self.subject, self.detail)?;
         match &self.remedy {
@@ -106,42 +107,36 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Runs the checks that a server must pass before its first start, and prints their results. Returns whether none has
-/// failed.
-pub(crate) fn run_before_start(config: &Config) -> Result<bool> {
-    let mut findings = local_findings(config);
-    findings.extend(tls::local_findings(config));
+/// A server as it is, or will be, deployed on this machine.
+#[derive(Clone, Debug)]
+pub struct Deployment {
+    /// The address to listen on.
+    pub listen: SocketAddr,
+    /// The public address, if one is set.
+    pub domain: Option<ServiceIdentity>,
+    /// The settings of the server.
+    pub settings: Settings,
+}
+
+/// Runs the checks that a server must pass before its first start.
+pub async fn check_before_start(deployment: &Deployment) -> Vec<Finding> {
+    let mut findings = local_findings(deployment);
+    findings.extend(tls::local_findings(deployment));
     // Nothing answers at its own address yet.
-    findings.extend(block_on(async { Ok(tls::network_findings(config).await) })?);
-    Ok(print_findings(&findings))
+    findings.extend(tls::network_findings(deployment).await);
+    findings
 }
 
-/// Runs all checks and prints their results. Returns whether none has failed.
-pub(crate) fn run(config: &Config, offline: bool) -> Result<bool> {
-    let mut findings = local_findings(config);
-    findings.extend(tls::local_findings(config));
-    if offline {
-        findings.push(Finding::skipped("network", "skipped by --offline"));
+/// Runs all checks, those that use the network only with it.
+pub async fn check(deployment: &Deployment, with_network: bool) -> Vec<Finding> {
+    let mut findings = local_findings(deployment);
+    findings.extend(tls::local_findings(deployment));
+    if with_network {
+        findings.extend(network_findings(deployment).await);
     } else {
-        findings.extend(block_on(async { Ok(network_findings(config).await) })?);
+        findings.push(Finding::skipped("network", "skipped by --offline"));
     }
-    Ok(print_findings(&findings))
-}
-
-/// Prints findings, and returns whether none is a failure.
-fn print_findings(findings: &[Finding]) -> bool {
-    for finding in findings {
-        println!("{finding}");
-    }
-    let failed = findings
-        .iter()
-        .filter(|finding| finding.is_failed())
-        .count();
-    match failed {
-        0 => println!("\nno check failed"),
-        failed => println!("\n{failed} of {} checks failed", findings.len()),
-    }
-    failed == 0
+    findings
 }
 
 /// Bytes of free disk space below which the check fails.
@@ -154,21 +149,21 @@ const SLOW_DISK: Duration = Duration::from_millis(50);
 const OTHER_FILES: u64 = 512;
 
 /// Runs all checks of this machine.
-fn local_findings(config: &Config) -> Vec<Finding> {
-    let data = &config.settings.data_dir;
+fn local_findings(deployment: &Deployment) -> Vec<Finding> {
+    let data = &deployment.settings.data_dir;
     vec![
-        git(config),
-        port(config),
-        domain(config),
-        targets(config),
+        git(deployment),
+        port(deployment),
+        domain(deployment),
+        targets(deployment),
         disk(data),
         free_space(data),
-        files(config),
+        files(deployment),
     ]
 }
 
-fn git(config: &Config) -> Finding {
-    match config.settings.git() {
+fn git(deployment: &Deployment) -> Finding {
+    match deployment.settings.git() {
         Ok(git) => Finding::good("git", format!("version {}", git.version())),
         Err(error) => {
             let remedy = format!(
@@ -180,11 +175,11 @@ fn git(config: &Config) -> Finding {
     }
 }
 
-fn port(config: &Config) -> Finding {
-    let listen = config.listen;
+fn port(deployment: &Deployment) -> Finding {
+    let listen = deployment.listen;
     match TcpListener::bind(listen) {
         Ok(_) => Finding::good("port", format!("{listen} is free")),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => port_in_use(config),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => port_in_use(deployment),
         Err(error) => Finding::failed(
             "port",
             format!("could not listen on {listen}: {error}"),
@@ -193,9 +188,10 @@ fn port(config: &Config) -> Finding {
     }
 }
 
-fn port_in_use(config: &Config) -> Finding {
-    let (listen, port) = (config.listen, config.listen.port());
-    let status: anyhow::Result<Status> = request(&config.admin_socket(), AdminRequest::Status);
+fn port_in_use(deployment: &Deployment) -> Finding {
+    let listen = deployment.listen;
+    let port = deployment.listen.port();
+    let status: Result<Status> = request(&deployment.settings.admin_socket(), AdminRequest::Status);
     match status {
         Ok(status) => Finding::good("port", format!("{listen} is served, as {}", status.service)),
         Err(_) => Finding::failed(
@@ -206,15 +202,18 @@ fn port_in_use(config: &Config) -> Finding {
     }
 }
 
-fn domain(config: &Config) -> Finding {
-    let Some(domain) = &config.domain else {
+fn domain(deployment: &Deployment) -> Finding {
+    let Some(domain) = &deployment.domain else {
         return Finding::warning(
             "domain",
-            format!("none is set, so the server is known as {}", config.listen),
+            format!(
+                "none is set, so the server is known as {}",
+                deployment.listen
+            ),
             "set --domain to the public address; announcements must list that one",
         );
     };
-    if !config.settings.git.secure && !is_local(domain) {
+    if !deployment.settings.git.secure && !is_local(domain) {
         return Finding::warning(
             "domain",
             format!("{domain}, shown as http:// and ws://"),
@@ -224,19 +223,19 @@ fn domain(config: &Config) -> Finding {
     Finding::good("domain", domain.to_string())
 }
 
-fn targets(config: &Config) -> Finding {
-    let public = config
+fn targets(deployment: &Deployment) -> Finding {
+    let public = deployment
         .domain
         .as_ref()
         .is_some_and(|domain| !is_local(domain));
-    if config.settings.outbound.allow_private && public {
+    if deployment.settings.outbound.allow_private && public {
         return Finding::warning(
             "targets",
             "events can make this public server connect to private addresses",
             "remove allow_private_targets unless this is a test network",
         );
     }
-    if config.settings.outbound.allow_private {
+    if deployment.settings.outbound.allow_private {
         return Finding::good(
             "targets",
             "private addresses are allowed, for a test network",
@@ -312,9 +311,9 @@ fn free_space(data: &Path) -> Finding {
     }
 }
 
-fn files(config: &Config) -> Finding {
+fn files(deployment: &Deployment) -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let needed = config.settings.relay.tcp_connections as u64 + OTHER_FILES;
+    let needed = deployment.settings.relay.tcp_connections as u64 + OTHER_FILES;
     match limit.current {
         Some(allowed) if allowed < needed => Finding::warning(
             "files",
@@ -333,28 +332,24 @@ const MAX_CLOCK_SKEW_SECS: i64 = 30;
 type Answer = Result<Response<Bytes>, Fault>;
 
 /// Checks the server's public address, the bootstrap relays and the clock.
-async fn network_findings(config: &Config) -> Vec<Finding> {
+async fn network_findings(deployment: &Deployment) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut clocks = Vec::new();
-    let roots = files::roots_for_relays(&config.settings).unwrap_or_else(|error| {
+    let roots = files::roots_for_relays(&deployment.settings).unwrap_or_else(|error| {
         let remedy = "set trusted_roots to a PEM file that the server may read";
-        findings.push(Finding::failed(
-            "trusted_roots",
-            format!("{error:#}"),
-            remedy,
-        ));
+        findings.push(Finding::failed("trusted_roots", one_line(&error), remedy));
         Roots::default()
     });
     let outbound = Outbound::new(OutboundPolicy::default(), &roots);
-    findings.push(match public_address(config) {
+    findings.push(match public_address(deployment) {
         Some(relay) => check_own(
-            config,
+            deployment,
             &relay,
             outbound.get(&relay, Provenance::Operator).await,
         ),
         None => Finding::skipped("own address", "no domain is set"),
     });
-    for relay in &config.settings.sync.engine.bootstrap {
+    for relay in &deployment.settings.sync.engine.bootstrap {
         let answer = outbound.get(relay, Provenance::Operator).await;
         // Only these: at the public address, the server's own clock answers.
         let dates = answer
@@ -363,23 +358,23 @@ async fn network_findings(config: &Config) -> Vec<Finding> {
         clocks.extend(dates.filter_map(seconds_ahead));
         findings.push(check_bootstrap(relay, answer));
     }
-    if config.settings.sync.engine.bootstrap.is_empty() {
+    if deployment.settings.sync.engine.bootstrap.is_empty() {
         findings.push(Finding::skipped(
             "outbound",
             "set --bootstrap to a relay to check DNS and TLS",
         ));
     }
-    findings.extend(tls::network_findings(config).await);
+    findings.extend(tls::network_findings(deployment).await);
     findings.push(check_clock(&clocks));
     findings
 }
 
 /// Returns the server's public address.
-fn public_address(config: &Config) -> Option<RelayUrl> {
-    config
+fn public_address(deployment: &Deployment) -> Option<RelayUrl> {
+    deployment
         .domain
         .as_ref()?
-        .relay_url(config.settings.git.secure)
+        .relay_url(deployment.settings.git.secure)
         .ok()
 }
 
@@ -396,8 +391,9 @@ fn unanswered(subject: &'static str, relay: &RelayUrl, fault: Fault) -> Finding 
     Finding::failed(subject, format!("{relay}: {fault}"), remedy)
 }
 
-fn check_own(config: &Config, relay: &RelayUrl, answer: Answer) -> Finding {
-    let (subject, address) = ("own address", relay.host().as_str().to_owned());
+fn check_own(deployment: &Deployment, relay: &RelayUrl, answer: Answer) -> Finding {
+    let subject = "own address";
+    let address = relay.host().as_str().to_owned();
     let answer = match answer {
         Ok(answer) => answer,
         Err(fault) => return unanswered(subject, relay, fault),
@@ -410,7 +406,7 @@ fn check_own(config: &Config, relay: &RelayUrl, answer: Answer) -> Finding {
             "make the proxy forward every request with its Accept header",
         );
     };
-    if !has_our_key(config, &document) {
+    if !has_our_key(deployment, &document) {
         let name = document["name"].as_str().unwrap_or("without a name");
         return Finding::failed(
             subject,
@@ -437,8 +433,8 @@ fn check_own(config: &Config, relay: &RelayUrl, answer: Answer) -> Finding {
 
 /// Returns whether a NIP-11 document has the key of this data directory. Before the first start there is none, and any
 /// key will do.
-fn has_our_key(config: &Config, document: &Value) -> bool {
-    let Ok(text) = std::fs::read_to_string(config.settings.service_key()) else {
+fn has_our_key(deployment: &Deployment, document: &Value) -> bool {
+    let Ok(text) = std::fs::read_to_string(deployment.settings.service_key()) else {
         return true;
     };
     let Ok(keys) = nostr::key::Keys::parse(text.trim()) else {
@@ -486,7 +482,8 @@ fn check_clock(ahead: &[i64]) -> Finding {
 
 /// Returns the seconds that an HTTP date is ahead of our clock.
 fn seconds_ahead(date: &str) -> Option<i64> {
-    let (theirs, ours) = (httpdate::parse_http_date(date).ok()?, SystemTime::now());
+    let theirs = httpdate::parse_http_date(date).ok()?;
+    let ours = SystemTime::now();
     let seconds = |length: Duration| i64::try_from(length.as_secs()).ok();
     match theirs.duration_since(ours) {
         Ok(ahead) => seconds(ahead),
@@ -498,18 +495,27 @@ fn seconds_ahead(date: &str) -> Option<i64> {
 mod tests {
     use super::*;
 
+    /// Returns a server with the default settings and this public address.
+    pub(super) fn deployed_at(domain: Option<&str>) -> Deployment {
+        let listen: SocketAddr = "127.0.0.1:7334".parse().unwrap();
+        let service = listen.to_string().parse().unwrap();
+        Deployment {
+            listen,
+            domain: domain.map(|domain| domain.parse().unwrap()),
+            settings: Settings::new(service, "data"),
+        }
+    }
+
     #[test]
     fn a_port_that_is_in_use_fails_the_check() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let mut config = Config {
-            listen: taken.local_addr().unwrap(),
-            ..Config::default()
-        };
-        config.settings.data_dir = dir.path().into();
-        let finding = port(&config);
+        let mut deployment = deployed_at(None);
+        deployment.listen = taken.local_addr().unwrap();
+        deployment.settings.data_dir = dir.path().into();
+        let finding = port(&deployment);
         assert!(
-            finding.is_failed() && finding.detail.contains(&config.listen.to_string()),
+            finding.is_failed() && finding.detail.contains(&deployment.listen.to_string()),
             "{finding}"
         );
     }
@@ -535,15 +541,12 @@ mod tests {
 
     #[test]
     fn a_public_server_that_may_connect_to_private_addresses_is_warned_about() {
-        let mut config = Config {
-            domain: Some("git.example.com".parse().unwrap()),
-            ..Config::default()
-        };
-        assert_eq!(targets(&config).state, State::Good);
-        config.settings.outbound.allow_private = true;
-        assert!(matches!(targets(&config).state, State::Warning));
-        config.domain = Some("127.0.0.1:7334".parse().unwrap());
-        assert_eq!(targets(&config).state, State::Good);
+        let mut deployment = deployed_at(Some("git.example.com"));
+        assert_eq!(targets(&deployment).state, FindingState::Good);
+        deployment.settings.outbound.allow_private = true;
+        assert!(matches!(targets(&deployment).state, FindingState::Warning));
+        deployment.domain = Some("127.0.0.1:7334".parse().unwrap());
+        assert_eq!(targets(&deployment).state, FindingState::Good);
     }
 
     #[test]
@@ -559,12 +562,9 @@ mod tests {
 
     #[test]
     fn an_address_without_a_nip11_document_fails_the_check() {
-        let config = Config {
-            domain: Some("git.example.com".parse().unwrap()),
-            ..Config::default()
-        };
-        let relay = public_address(&config).unwrap();
-        let finding = check_own(&config, &relay, Ok(Response::new("<html>".into())));
+        let deployment = deployed_at(Some("git.example.com"));
+        let relay = public_address(&deployment).unwrap();
+        let finding = check_own(&deployment, &relay, Ok(Response::new("<html>".into())));
         assert!(
             finding.is_failed() && finding.to_string().contains("Accept header"),
             "{finding}"
@@ -574,13 +574,10 @@ mod tests {
     #[test]
     fn an_address_with_another_key_fails_the_check() {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = Config {
-            domain: Some("git.example.com".parse().unwrap()),
-            ..Config::default()
-        };
-        config.settings.data_dir = dir.path().into();
-        let keys = crate::files::service_key(&config.settings.service_key()).unwrap();
-        let relay = public_address(&config).unwrap();
+        let mut deployment = deployed_at(Some("git.example.com"));
+        deployment.settings.data_dir = dir.path().into();
+        let keys = crate::instance::files::service_key(&deployment.settings.service_key()).unwrap();
+        let relay = public_address(&deployment).unwrap();
         let check = |key: String, is_shared: bool| {
             let body = serde_json::json!({ "name": "x", "self": key }).to_string();
             let origin = if is_shared {
@@ -589,7 +586,7 @@ mod tests {
                 "https://example.com"
             };
             let answer = Response::builder().header(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-            check_own(&config, &relay, Ok(answer.body(body.into()).unwrap()))
+            check_own(&deployment, &relay, Ok(answer.body(body.into()).unwrap()))
         };
         assert!(!check(keys.public_key().to_hex(), true).is_failed());
         assert!(check(keys.public_key().to_hex(), false).is_failed());

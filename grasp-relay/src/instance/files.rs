@@ -5,13 +5,13 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use grasp_relay::web::Icon;
 use grasp_sync::Roots;
 use nostr::key::Keys;
 use tempfile::NamedTempFile;
 
-use crate::settings::Settings;
+use crate::instance::error::{Explain as _, InstanceError, MustAct, Result};
+use crate::instance::settings::Settings;
+use crate::web::Icon;
 
 /// Creates a directory that only its owner can read, unless it exists; an existing one keeps its permissions.
 ///
@@ -60,9 +60,13 @@ pub(crate) fn page_icon(settings: &Settings) -> Result<Option<Icon>> {
         return Ok(None);
     };
     let bytes = fs::read(path);
-    let bytes = bytes.with_context(|| format!("could not read pages.icon, {}", path.display()))?;
+    let bytes = bytes.or_ask(MustAct::Operator, || {
+        format!("could not read pages.icon, {}", path.display())
+    })?;
     let icon = Icon::new(bytes);
-    let icon = icon.with_context(|| format!("pages.icon cannot be {}", path.display()))?;
+    let icon = icon.or_ask(MustAct::Operator, || {
+        format!("pages.icon cannot be {}", path.display())
+    })?;
     Ok(Some(icon))
 }
 
@@ -75,33 +79,14 @@ pub(crate) fn service_key(path: &Path) -> Result<Keys> {
     Ok(keys)
 }
 
-/// Reads the user's key from this file or the one in their directory for data, or creates it and says so on standard
-/// error: `grasp push` has no log.
-pub(crate) fn user_key(path: Option<&Path>) -> Result<Keys> {
-    let var = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let home = || var("HOME").map(|home| home.join(".local/share"));
-    let data = || Some(var("XDG_DATA_HOME").or_else(home)?.join("grasp/user.key"));
-    let path = path.map(Path::to_owned).or_else(data);
-    let path = path.context("there is no home directory for the key; set --key")?;
-    let (keys, is_new) = load_or_create(&path)?;
-    if is_new {
-        let path = path.display();
-        eprintln!("grasp: created your key, {path}; keep a copy of it in a safe place");
-    }
-    Ok(keys)
-}
-
-/// Returns the key in a file, and whether it was created.
-fn load_or_create(path: &Path) -> Result<(Keys, bool)> {
+/// Returns the key in a file, and whether it was created: a new one, which only its owner can read.
+pub fn load_or_create(path: &Path) -> Result<(Keys, bool)> {
     match fs::read_to_string(path) {
         Ok(text) => {
             check_permissions(path)?;
-            let keys = Keys::parse(text.trim())
-                .with_context(|| format!("{} does not contain a secret key", path.display()))?;
+            let keys = Keys::parse(text.trim()).or_ask(MustAct::Operator, || {
+                format!("{} does not contain a secret key", path.display())
+            })?;
             Ok((keys, false))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -132,11 +117,11 @@ fn write_key(path: &Path, keys: &Keys) -> io::Result<()> {
 fn check_permissions(path: &Path) -> Result<()> {
     let mode = fs::metadata(path)?.permissions().mode();
     if mode & 0o077 != 0 {
-        bail!(
+        return Err(InstanceError::operator(format!(
             "other users can read {}; run: chmod 600 {}",
             path.display(),
             path.display()
-        );
+        )));
     }
     Ok(())
 }
@@ -154,7 +139,7 @@ const SYSTEM_BUNDLES: [&str; 6] = [
 /// Returns the authorities that sync trusts.
 pub(crate) fn roots_for_relays(settings: &Settings) -> Result<Roots> {
     match &settings.trusted_roots {
-        Some(file) => roots_with(file).context("could not use trusted_roots"),
+        Some(file) => roots_with(file).or_ask(MustAct::Operator, || "could not use trusted_roots"),
         None => Ok(Roots::default()),
     }
 }

@@ -9,8 +9,6 @@ use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENT
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use grasp_relay::web;
-use grasp_relay::web::figures::Status;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -19,7 +17,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::overview::Overview;
+use crate::instance::overview::Overview;
+use crate::web;
+use crate::web::figures::Status;
 
 /// Limits concurrent connections to the status of a sidecar.
 const MAX_STATUS_CONNECTIONS: usize = 32;
@@ -181,7 +181,7 @@ async fn metrics(State(overview): State<Overview>) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use grasp_relay::web::figures::NodeStatus;
+    use crate::web::figures::NodeStatus;
 
     use super::*;
 

@@ -3,13 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use grasp_core::admission::Origin;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_core::{RelayUrl, Version};
-use grasp_relay::Clock;
-use grasp_relay::ingest::Ingest;
-use grasp_relay::store::{self, EventStore};
 use grasp_sync::driver::Outbound;
 use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::filter::Filter;
@@ -18,8 +14,12 @@ use nostr::types::Timestamp;
 use serde_json::{Map, Value};
 use tokio::time::sleep;
 
-use crate::client::RelayClient;
-use crate::settings::Settings;
+use crate::Clock;
+use crate::ingest::Ingest;
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::settings::Settings;
+use crate::publish::RelayClient;
+use crate::store::{self, EventStore};
 
 /// The pause after the first failure to publish; each further one doubles it, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
@@ -123,7 +123,7 @@ impl Publisher {
             Ok(events) => events,
             Err(error) => {
                 tracing::warn!(
-                    error = format!("{error:#}"),
+                    error = error.in_one_line(),
                     "could not store who the service is"
                 );
                 return;
@@ -135,7 +135,7 @@ impl Publisher {
             let mut unreached = Vec::new();
             for relay in relays {
                 if let Err(error) = self.publish(&relay, &events).await {
-                    tracing::warn!(%relay, error = format!("{error:#}"), "could not publish who the service is");
+                    tracing::warn!(%relay, error = error.in_one_line(), "could not publish who the service is");
                     unreached.push(relay);
                 }
             }
@@ -162,7 +162,9 @@ impl Publisher {
             .collect();
         for outcome in self.ingest.ingest(new, Origin::anonymous()).await {
             let answer = outcome.answer();
-            anyhow::ensure!(answer.is_accepted, "{}", answer.message);
+            if !answer.is_accepted {
+                return Err(InstanceError::machine(answer.message));
+            }
         }
         Ok(events)
     }
@@ -185,7 +187,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::Server;
+    use crate::instance::Server;
 
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
@@ -259,15 +261,15 @@ mod tests {
     async fn the_events_are_stored_here_and_published_to_index_relays() {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let own = settings("127.0.0.1:7334", dirs[0].path());
-        let keys = crate::files::service_key(&own.service_key()).unwrap();
-        let store = crate::open_store(&own).await.unwrap();
+        let keys = crate::instance::files::service_key(&own.service_key()).unwrap();
+        let store = crate::instance::open_store(&own).await.unwrap();
         let own = Server::open_on(&own, store, Clock::system()).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut index = Settings::new(address.to_string().parse().unwrap(), dirs[1].path());
         // An index relay takes profiles of everybody; this one those of its operator.
         index.policy.operator = Some(keys.public_key());
-        let store = crate::open_store(&index).await.unwrap();
+        let store = crate::instance::open_store(&index).await.unwrap();
         let index = Server::open_on(&index, store, Clock::system())
             .await
             .unwrap();

@@ -3,12 +3,13 @@
 use std::sync::LazyLock;
 
 use grasp_purgatory::hunt::{FetchError, HostFigures, HuntFigures, HuntReport};
-use grasp_relay::metrics::{Kind, Metric, Metrics, OTHER_LABEL, table};
 use grasp_sync::driver::{Log, Observer};
 use grasp_sync::engine::Report;
 use grasp_sync::metrics::{self, MetricKind, MetricSink};
 
-grasp_relay::metrics! { pub(crate) HUNT:
+use crate::metrics::{Kind, Metric, Metrics, OTHER_LABEL, table};
+
+crate::metrics! { pub HUNT:
     HUNT_QUEUE = Gauge "grasp_purgatory_sync_queue_size" []
         "Repository names whose git data is hunted for.";
     HUNT_ATTEMPTS = Counter "grasp_purgatory_sync_attempts_total" ["result"]
@@ -29,7 +30,7 @@ grasp_relay::metrics! { pub(crate) HUNT:
 const MAX_NAMED_HOSTS: usize = 100;
 
 /// Returns all metrics.
-pub(crate) fn all() -> Vec<&'static Metric> {
+pub fn all() -> Vec<&'static Metric> {
     let tables = [table::ALL, &sync(), HUNT];
     tables.concat()
 }
@@ -47,7 +48,7 @@ static SYNC: LazyLock<Vec<Metric>> =
     LazyLock::new(|| metrics::ALL.iter().map(|metric| defined(metric)).collect());
 
 /// Returns the metrics of sync.
-pub(crate) fn sync() -> Vec<&'static Metric> {
+pub fn sync() -> Vec<&'static Metric> {
     SYNC.iter().collect()
 }
 

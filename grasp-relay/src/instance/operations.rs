@@ -1,46 +1,40 @@
-//! `grasp check`, `grasp backup`, `grasp restore` and `grasp import`: commands for the stored data of a server, which may be running.
+//! Work on the stored data of a server, which may be running: what `grasp check`, `grasp backup`, `grasp restore` and
+//! `grasp import` do.
 //!
-//! They read the database and the packs by themselves, so they may write where a confined server cannot, and work the
+//! These functions read the database and the packs by themselves, so they may write where a confined server cannot, and work the
 //! same on a server that is stopped. Only a repair is done by the running server.
 
-pub(crate) mod backup;
-pub(crate) mod check;
-pub(crate) mod restore;
+mod backup;
+mod check;
+mod restore;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Error, Result, bail};
 use bitcoin_hashes::{HashEngine as _, sha256};
 use grasp_core::RepoId;
 use grasp_core::service::{Endpoint, npub};
 use grasp_purgatory::git::{Git, NamedFiles, PackStorage, RepoFiles};
-use grasp_relay::store::sqlite::{self, SqliteReader};
-use grasp_relay::web::format_count;
 use serde::{Deserialize, Serialize};
 
-use crate::block_on;
-use crate::config::Config;
-use crate::server::{DATABASE, node};
-use crate::settings::Settings;
+pub use self::backup::{BackedUp, StoredCounts, back_up};
+pub use self::check::{CheckReport, CheckRequest, check, parse_repository, purge};
+pub use self::restore::{Restored, restore};
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::server::{DATABASE, node};
+use crate::instance::settings::Settings;
+use crate::store::sqlite::SqliteReader;
 
 /// Directory of the repositories in a backup.
 const REPOSITORIES: &str = "git";
 
 /// The remedy for a damaged database.
-pub(crate) const DATABASE_REMEDY: &str = "stop the server and restore a backup with `grasp restore`, or start with a new \
+pub const DATABASE_REMEDY: &str = "stop the server and restore a backup with `grasp restore`, or start with a new \
      --data-dir, into which `grasp sync --once` and pushes bring back what other servers and working copies have";
-
-/// Returns the remedy for an error that a damaged database has caused.
-pub(crate) fn database_remedy(error: &Error) -> Option<&'static str> {
-    let is_damage = error.chain().any(sqlite::is_damage);
-    is_damage.then_some(DATABASE_REMEDY)
-}
 
 /// The database and the repositories of a server, open for reading.
 struct StoredData {
@@ -53,17 +47,17 @@ impl StoredData {
     /// Opens the data of a server.
     fn of_server(settings: &Settings) -> Result<Self> {
         if let Some(database) = &settings.database {
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "the data of this server is in {database} and an object store, which have tools of their own; see \
                  docs/how-to/several-machines.md"
-            );
+            )));
         }
-        let file = settings.data_dir.join(crate::server::DATABASE);
+        let file = settings.data_dir.join(crate::instance::server::DATABASE);
         if !file.exists() {
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "there is no {}; name the data directory with --data-dir",
                 file.display()
-            );
+            )));
         }
         let git = settings.git().context("could not find a usable git")?;
         Self::open(&file, &settings.repositories(), git)
@@ -85,10 +79,10 @@ impl StoredData {
 }
 
 /// Packs that are lost, by the names of their repositories.
-type LostPacks = BTreeMap<String, BTreeSet<String>>;
+pub type LostPacks = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the name of a repository in reports.
-fn repository_name(endpoint: Endpoint, repo: &RepoId) -> String {
+pub fn repository_name(endpoint: Endpoint, repo: &RepoId) -> String {
     let prefix = match endpoint {
         Endpoint::Repository => "",
         Endpoint::PullRequests => "prs/",
@@ -141,29 +135,29 @@ impl Manifest {
         let path = dir.join(MANIFEST);
         let text = match std::fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!(
+                return Err(InstanceError::damage(format!(
                     "{} is no complete backup: it has no {MANIFEST}",
                     dir.display()
-                )
+                )));
             }
             text => text.with_context(|| format!("could not read {}", path.display()))?,
         };
         let manifest: Self = serde_json::from_str(&text)
             .with_context(|| format!("{} is damaged or of another version", path.display()))?;
         if manifest.version != VERSION {
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "{} has version {}, this release knows {VERSION}",
                 path.display(),
                 manifest.version
-            );
+            )));
         }
         for (name, expected) in &manifest.files {
             let file = dir.join(name);
             if hash(&file)? != *expected {
-                bail!(
+                return Err(InstanceError::damage(format!(
                     "{} is damaged: it is not the file that was backed up",
                     file.display()
-                );
+                )));
             }
         }
         Ok(manifest)
@@ -189,7 +183,8 @@ impl Manifest {
 
 fn hash(path: &Path) -> Result<String> {
     let read = || -> io::Result<String> {
-        let (mut file, mut engine) = (File::open(path)?, sha256::HashEngine::new());
+        let mut file = File::open(path)?;
+        let mut engine = sha256::HashEngine::new();
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
             match file.read(&mut chunk)? {
@@ -201,60 +196,62 @@ fn hash(path: &Path) -> Result<String> {
     read().with_context(|| format!("could not read {}", path.display()))
 }
 
-/// Copies the data of a stopped server. Packs come first: what the database names is there. The exit code says whether
-/// all packs were on disk.
-pub(crate) fn import(config: &Config, dir: &Path) -> Result<ExitCode> {
-    let settings = &config.settings;
-    let packs = settings.packs.as_ref().context(
-        "import needs the settings of the nodes: set database, packs, node_address and domain",
-    )?;
+/// What an import has copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Imported {
+    /// Number of events.
+    pub events: u64,
+    /// Number of repositories.
+    pub repositories: u64,
+    /// Number of packs.
+    pub packs: u64,
+    /// Packs that were not on disk.
+    pub lost: LostPacks,
+}
+
+/// Copies the data of a stopped server to the database and the object store of several nodes. Packs come first: what the
+/// database names is there.
+pub async fn import(settings: &Settings, dir: &Path) -> Result<Imported> {
+    let packs = settings.packs.as_ref().ok_or_else(|| {
+        InstanceError::operator(
+            "import needs the settings of the nodes: set database, packs, node_address and domain",
+        )
+    })?;
     let file = dir.join(DATABASE);
     if !file.exists() {
-        bail!(
+        return Err(InstanceError::caller(format!(
             "there is no {}; name the data directory of a single server",
             file.display()
-        );
+        )));
     }
     if UnixStream::connect(dir.join("admin.sock")).is_ok() {
-        bail!("a server uses {}; stop it first", dir.display());
+        return Err(InstanceError::caller(format!(
+            "a server uses {}; stop it first",
+            dir.display()
+        )));
     }
     let git = settings.git().context("could not find a usable git")?;
     let data = StoredData::open(&file, &dir.join(REPOSITORIES), git)?;
     let storage = PackStorage::open(packs.as_str(), &settings.pack_storage)
         .with_context(|| format!("could not use {packs}"))?;
-    let (report, lost) = block_on(async {
-        let mut lost = LostPacks::new();
-        for files in &data.files {
-            let named = NamedFiles::read(&*data.database, files.endpoint()).await?;
-            let stored = files.store_in(&storage, &named).await;
-            let stored = stored.with_context(|| format!("could not copy packs to {packs}"))?;
-            for (repo, packs) in stored {
-                lost.insert(repository_name(files.endpoint(), &repo), packs);
-            }
+    let mut lost = LostPacks::new();
+    for files in &data.files {
+        let named = NamedFiles::read(&*data.database, files.endpoint()).await?;
+        let stored = files.store_in(&storage, &named).await;
+        let stored = stored.with_context(|| format!("could not copy packs to {packs}"))?;
+        for (repo, packs) in stored {
+            lost.insert(repository_name(files.endpoint(), &repo), packs);
         }
-        let store = node::connect(settings).await?;
-        let report = store
-            .import(&file)
-            .await
-            .context("could not import the database")?;
-        Ok((report, lost))
-    })?;
-    let repositories = format_count(report.repositories, "repository", "repositories");
-    let events = format_count(report.events, "event", "events");
-    let copied = format_count(report.packs, "pack", "packs");
-    println!(
-        "imported {events}, {repositories} and {copied} from {}",
-        dir.display()
-    );
-    println!("start the nodes with the domain that the server had");
-    for (repo, packs) in &lost {
-        let packs = format_count(packs.len() as u64, "pack", "packs");
-        println!("damaged: {repo}: {packs} were not on disk; the nodes fetch what is missing");
     }
-    Ok(if lost.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    let store = node::connect(settings).await?;
+    let imported = store.import(&file).await;
+    let imported = imported.context("could not import the database")?;
+    Ok(Imported {
+        events: imported.events,
+        repositories: imported.repositories,
+        packs: imported.packs,
+        lost,
     })
 }
 

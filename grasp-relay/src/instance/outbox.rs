@@ -6,7 +6,7 @@ use grasp_core::RelayUrl;
 use grasp_core::outbound::{OutboundPolicy, Provenance};
 use grasp_sync::outbox::OutboxConfig;
 
-use crate::settings::Settings;
+use crate::instance::settings::Settings;
 
 /// When the relays of users are asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

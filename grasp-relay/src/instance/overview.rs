@@ -11,32 +11,32 @@ use std::time::Duration;
 
 use grasp_core::limits::ConnectionStatus;
 use grasp_core::{Mono, RelayUrl, RepoId};
-use grasp_relay::Clock;
-use grasp_relay::in_step::InStep;
-use grasp_relay::metrics::{Metrics, table};
-use grasp_relay::role::RoleWatch;
-use grasp_relay::tls::Certificates;
-use grasp_relay::web::Frame;
-use grasp_relay::web::figures::{
-    IntakeFigures, MissingRow, Neighbour, RelayRow, RepoRow, Status, WaitingRow,
-};
-use grasp_relay::web::history::{History, Sample};
 use grasp_sync::driver::{self, Counts, RelayStatus};
 use grasp_sync::engine::PeerReliability;
 use grasp_sync::{Sidecar, Syncer};
 use tokio::time::MissedTickBehavior;
 
 use self::server::ServerParts;
-use crate::metrics::{self, SyncSink};
-use crate::server::Base;
-use crate::server::node::NodeView;
-use crate::settings::Settings;
+use crate::Clock;
+use crate::in_step::InStep;
+use crate::instance::metrics::{self, SyncSink};
+use crate::instance::server::CommonParts;
+use crate::instance::server::node::NodeView;
+use crate::instance::settings::Settings;
+use crate::metrics::{Metrics, table};
+use crate::role::RoleWatch;
+use crate::tls::Certificates;
+use crate::web::Frame;
+use crate::web::figures::{
+    IntakeFigures, MissingRow, Neighbour, RelayRow, RepositoryRow, Status, WaitingRow,
+};
+use crate::web::history::{FigureHistory, Sample};
 
 /// Collects the status from all parts of a process. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Overview(Arc<Inner>);
+pub(crate) struct Overview(Arc<SharedOverview>);
 
-struct Inner {
+struct SharedOverview {
     service: String,
     name: String,
     frame: Frame,
@@ -45,8 +45,8 @@ struct Inner {
     /// The driver of sync, while it runs.
     syncer: std::sync::Mutex<Option<Arc<Syncer>>>,
     started: u64,
-    rate: std::sync::Mutex<Rate>,
-    history: std::sync::Mutex<History>,
+    rate: std::sync::Mutex<EventRate>,
+    history: std::sync::Mutex<FigureHistory>,
     subject: Subject,
 }
 
@@ -59,8 +59,8 @@ enum Subject {
 
 impl Overview {
     /// Creates the overview of a server, with its nodes if it has several.
-    pub(crate) fn of_server(base: &Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
-        let Base {
+    pub(crate) fn of_server(base: &CommonParts, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
+        let CommonParts {
             settings,
             host,
             metrics,
@@ -85,10 +85,8 @@ impl Overview {
         sidecar: Arc<Sidecar>,
         metrics: Metrics,
     ) -> Self {
-        let (name, subject) = (
-            settings.policy.service.to_string(),
-            Subject::Sidecar(sidecar, relay),
-        );
+        let name = settings.policy.service.to_string();
+        let subject = Subject::Sidecar(sidecar, relay);
         Self::new(settings, name, Clock::system(), metrics, subject)
     }
 
@@ -104,12 +102,12 @@ impl Overview {
             Subject::Sidecar(..) => "/".into(),
         };
         let now = clock.now();
-        let overview = Self(Arc::new(Inner {
+        let overview = Self(Arc::new(SharedOverview {
             service: settings.policy.service.to_string(),
             frame: Frame::new(root, &name, &settings.pages.branding),
             name,
             started: now.unix.as_secs(),
-            rate: std::sync::Mutex::new(Rate::new(now.mono)),
+            rate: std::sync::Mutex::new(EventRate::new(now.mono)),
             history: std::sync::Mutex::default(),
             clock,
             metrics,
@@ -157,7 +155,7 @@ impl Overview {
     }
 
     /// Returns the repositories, the latest active first.
-    pub(crate) async fn repositories(&self) -> Result<Vec<RepoRow>, String> {
+    pub(crate) async fn repositories(&self) -> Result<Vec<RepositoryRow>, String> {
         let list = self.server()?.base.listing.rows().await;
         list.map(|list| list.rows.clone())
             .map_err(|error| error.to_string())
@@ -334,7 +332,7 @@ impl Overview {
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Takes readings for as long as the overview is used.
-async fn record_history(overview: Weak<Inner>) {
+async fn record_history(overview: Weak<SharedOverview>) {
     let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -444,11 +442,11 @@ const MIN_SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Samples of a total over the last minute.
 #[derive(Clone, Debug)]
-struct Rate {
+struct EventRate {
     samples: VecDeque<(Mono, u64)>,
 }
 
-impl Rate {
+impl EventRate {
     /// Starts with a total of 0 at this time.
     fn new(now: Mono) -> Self {
         Self {
@@ -507,7 +505,7 @@ mod tests {
 
     #[test]
     fn only_the_last_minute_counts() {
-        let mut rate = Rate::new(Mono::ZERO);
+        let mut rate = EventRate::new(Mono::ZERO);
         assert_eq!(rate.per_second(Mono::from_secs(10), 100), 10.0);
         for second in 11..=200 {
             rate.per_second(Mono::from_secs(second), 100);
@@ -518,7 +516,7 @@ mod tests {
 
     #[test]
     fn rare_samples_count_since_the_last_one() {
-        let mut rate = Rate::new(Mono::ZERO);
+        let mut rate = EventRate::new(Mono::ZERO);
         rate.per_second(Mono::from_secs(1_000), 50);
         assert_eq!(rate.per_second(Mono::from_secs(2_000), 1_050), 1.0);
     }

@@ -11,16 +11,17 @@ use grasp_core::admission::{Origin, Policy};
 use grasp_core::nip34::{Announcement, References};
 use grasp_core::{RepoId, Verified, kinds};
 use grasp_purgatory::driver::{PurgatoryDriver, RepoNews};
-use grasp_relay::policy::LivePolicy;
-use grasp_relay::server::Parts;
-use grasp_relay::store::{Inventory, StoreError};
-use grasp_relay::{Accepted, Feed};
 use grasp_sync::engine::{InventoryFailed, Row};
 use grasp_sync::local::{News, SyncedRelay, Taken};
 use nostr::event::{Event, Kind};
 use nostr::filter::Filter;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+
+use crate::policy::LivePolicy;
+use crate::server::Parts;
+use crate::store::{Inventory, StoreError};
+use crate::{Accepted, Feed};
 
 /// The relay of this process.
 #[derive(Clone)]

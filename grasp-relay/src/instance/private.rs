@@ -7,16 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
 use grasp_core::nip34::Announcement;
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::private::{EffectiveMembers, PublicOrigin, RelayDocument};
 use grasp_core::{RelayUrl, kinds};
-use grasp_relay::Clock;
-use grasp_relay::git_http::GitHost;
-use grasp_relay::policy::LivePolicy;
-use grasp_relay::private::{MemberList, Private};
-use grasp_relay::store::{self, EventStore, Inventory, StoreError};
 use grasp_sync::Roots;
 use grasp_sync::driver;
 use nostr::event::EventId;
@@ -26,8 +20,14 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 pub(crate) use self::peers::{authorization, authorize};
-use crate::files;
-use crate::settings::Settings;
+use crate::Clock;
+use crate::git_http::GitHost;
+use crate::instance::error::{Explain as _, InstanceError, MustAct, Result};
+use crate::instance::files;
+use crate::instance::settings::Settings;
+use crate::policy::LivePolicy;
+use crate::private::{MemberList, Private};
+use crate::store::{self, EventStore, Inventory, StoreError};
 
 /// The interval at which the announcements and the file with members are read. Each change is in force within five
 /// seconds.
@@ -91,8 +91,9 @@ impl PrivateSettings {
 
 /// Reads the members of a file: a key in each line, `npub` or hex; empty lines and those with `#` in front mean nothing.
 fn read_members(file: &Path) -> Result<BTreeSet<PublicKey>> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("could not read {}", file.display()))?;
+    let text = std::fs::read_to_string(file).or_ask(MustAct::Operator, || {
+        format!("could not read {}", file.display())
+    })?;
     let mut members = BTreeSet::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
@@ -100,10 +101,10 @@ fn read_members(file: &Path) -> Result<BTreeSet<PublicKey>> {
             continue;
         }
         let Ok(key) = PublicKey::parse(line) else {
-            bail!(
+            return Err(InstanceError::operator(format!(
                 "{}:{number}: expected a public key, as npub or hex",
                 file.display()
-            );
+            )));
         };
         members.insert(key);
     }
@@ -121,12 +122,12 @@ impl PrivateService {
     /// Reads the configured members, and starts to follow the others; `None` for a public service.
     pub(crate) fn start(settings: &Settings, host: &GitHost) -> Result<Option<Self>> {
         if let Some((key, reason)) = settings.private.contradiction(settings) {
-            bail!("{key}: {reason}");
+            return Err(InstanceError::operator(format!("{key}: {reason}")));
         }
         if !settings.private.enabled {
             return Ok(None);
         }
-        let mut follower = Follower::new(
+        let mut follower = MemberFollower::new(
             settings,
             host.store.clone(),
             host.clock.clone(),
@@ -134,7 +135,9 @@ impl PrivateService {
         )?;
         follower.read_file()?;
         if follower.effective.members().is_empty() {
-            bail!("private: there is no member in members and members_file");
+            return Err(InstanceError::operator(
+                "private: there is no member in members and members_file",
+            ));
         }
         let list = MemberList::new(follower.members());
         let origin = settings.private.origin.clone();
@@ -153,7 +156,7 @@ impl PrivateService {
 }
 
 /// Follows the announcements, the documents of the relays that they name, and the file with members.
-struct Follower {
+struct MemberFollower {
     settings: Arc<Settings>,
     store: Arc<dyn EventStore>,
     clock: Clock,
@@ -164,7 +167,7 @@ struct Follower {
     announcements: BTreeSet<EventId>,
 }
 
-impl Follower {
+impl MemberFollower {
     fn new(
         settings: &Settings,
         store: Arc<dyn EventStore>,
@@ -214,7 +217,7 @@ impl Follower {
                 _ = interval.tick() => {
                     // A file that cannot be read changes nothing: it may be half written.
                     let read = self.read_file();
-                    if let Err(error) = &read && !has_bad_file {
+                    if let (Err(error), false) = (&read, has_bad_file) {
                         tracing::error!(%error, "the members stay as they are");
                     }
                     has_bad_file = read.is_err();
@@ -265,7 +268,8 @@ impl Follower {
         if ids == self.announcements {
             return Ok(());
         }
-        let (service, policy) = (&self.settings.policy.service, self.policy.now());
+        let service = &self.settings.policy.service;
+        let policy = self.policy.now();
         let mut relays = BTreeSet::new();
         for event in store::events(store, filter, now.unix).await? {
             let Ok(announcement) = Announcement::parse(&event) else {
@@ -315,9 +319,9 @@ mod tests {
         let file = dir.path().join("members");
         let mut settings = Settings::new("127.0.0.1:7334".parse().unwrap(), dir.path());
         settings.private.members_file = Some(file.clone());
-        let store = crate::open_store(&settings).await.unwrap();
+        let store = crate::instance::open_store(&settings).await.unwrap();
         let policy = settings.policy.clone().into();
-        let mut follower = Follower::new(&settings, store, Clock::system(), policy).unwrap();
+        let mut follower = MemberFollower::new(&settings, store, Clock::system(), policy).unwrap();
         let mut member = Keys::generate().public_key();
         std::fs::write(&file, member.to_hex()).unwrap();
         follower.read_file().unwrap();

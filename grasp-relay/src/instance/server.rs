@@ -2,62 +2,54 @@
 
 mod management;
 pub(crate) mod node;
-pub(crate) mod tls;
+pub(super) mod tls;
+mod writer;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
 use axum::Router;
-use grasp_core::RelayUrl;
-use grasp_core::admission::FanOut;
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Database;
-use grasp_purgatory::driver::{Classify, HuntParts, PurgatoryDriver, PurgatoryParts};
 use grasp_purgatory::git::{Fetcher, PackCache, PackFigures, PackStorage, RepoStore};
-use grasp_purgatory::hunt::{HostClass, HuntConfig};
-use grasp_relay::git_http::GitHost;
-use grasp_relay::in_step::InStep;
-use grasp_relay::ingest::{Budgets, Ingest, ListedMaintainers, Pipeline};
-use grasp_relay::management::Management;
-use grasp_relay::metrics::{Metrics, count_requests};
-use grasp_relay::nodes::Node;
-use grasp_relay::nostr::{Hub, InfoOwner};
-use grasp_relay::policy::{Enforcer, LivePolicy, PolicyOwner};
-use grasp_relay::private::Members;
-use grasp_relay::purgatory::ServedEvents;
-use grasp_relay::role::{Role, RoleWatch, Writer};
-use grasp_relay::server::{Config, Listeners, NodeKey, Parts, serve};
-use grasp_relay::store::policy::{PolicyChange, PolicyChanged};
-use grasp_relay::store::sqlite::{SqliteOptions, SqliteStore};
-use grasp_relay::store::{EventStore, Store, StoreRules};
-use grasp_relay::tls::{Certificates, TlsStore};
-use grasp_relay::web::{Listing, Pages, RelayRows, Show, Surroundings};
-use grasp_relay::{Clock, git_http};
-use grasp_sync::driver::{self, Outbound, RecordFile};
+use grasp_sync::driver::{self, RecordFile};
 use grasp_sync::{SyncedRelay, Syncer};
 use nostr::key::Keys;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::files::{self, create_private_dir};
-use crate::http;
-use crate::identity::{Identity, Publisher};
-use crate::metrics::{self, SyncObserver};
-use crate::overview::Overview;
-use crate::own_relay::OwnRelay;
-use crate::private::{PrivateService, authorize};
-use crate::settings::{Settings, Sync};
+use self::writer::OwnWriter;
+use crate::git_http::GitHost;
+use crate::in_step::InStep;
+use crate::ingest::Ingest;
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::files::{self, create_private_dir};
+use crate::instance::http;
+use crate::instance::metrics::SyncObserver;
+use crate::instance::overview::Overview;
+use crate::instance::private::{PrivateService, authorize};
+use crate::instance::settings::{Settings, Sync};
+use crate::management::Management;
+use crate::metrics::{Metrics, count_requests};
+use crate::nodes::Node;
+use crate::nostr::{Hub, InfoOwner};
+use crate::policy::{LivePolicy, PolicyOwner};
+use crate::private::Members;
+use crate::role::{Role, RoleWatch};
+use crate::server::{Config, Listeners, NodeKey, Parts, serve};
+use crate::store::policy::{PolicyChange, PolicyChanged};
+use crate::store::sqlite::{SqliteOptions, SqliteStore};
+use crate::store::{Store, StoreRules};
+use crate::tls::{Certificates, TlsStore};
+use crate::web::figures::Status;
+use crate::web::{Listing, Pages, RelayRows, Show, Surroundings};
+use crate::{Clock, git_http};
 
 /// File of the database in the data directory.
 pub(crate) const DATABASE: &str = "grasp.db";
 
 /// File of the records about other relays in the data directory.
 pub(crate) const RELAY_RECORDS: &str = "relays.jsonl";
-
-/// Interval between deletions of expired events.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A server whose parts run; [`Server::serve`] accepts connections.
 pub struct Server {
@@ -84,8 +76,9 @@ impl Server {
 
     /// Opens all parts of the only process of a server on the caller's database.
     pub async fn open_on(settings: &Settings, store: Arc<dyn Store>, clock: Clock) -> Result<Self> {
+        let settings = &with_icon(settings)?;
         let keys = files::service_key(&settings.service_key())?;
-        let base = Base::open(settings, (store, Hub::start()), clock, (keys, None)).await?;
+        let base = CommonParts::open(settings, (store, Hub::start()), clock, (keys, None)).await?;
         let base = base.with_certificates(tls::certificates(settings, None));
         let (role, roles) = watch::channel(Role::Reader { writer: None });
         let roles = RoleWatch::new(roles);
@@ -115,6 +108,11 @@ impl Server {
     /// Returns the parts that serve requests.
     pub fn parts(&self) -> &Parts {
         &self.parts
+    }
+
+    /// Returns the status.
+    pub async fn status(&self) -> Status {
+        self.overview.status().await
     }
 
     /// Returns the source of the status.
@@ -177,7 +175,7 @@ impl Server {
 
 /// The parts of a server that do not depend on its role. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Base {
+pub(crate) struct CommonParts {
     pub(crate) settings: Arc<Settings>,
     pub(crate) host: GitHost,
     pub(crate) hub: Hub,
@@ -201,7 +199,7 @@ pub(crate) struct Base {
     config: Config,
 }
 
-impl Base {
+impl CommonParts {
     /// Opens the repositories of a database, which publishes through this hub, with the keys of the service and of its nodes.
     async fn open(
         settings: &Settings,
@@ -262,7 +260,8 @@ impl Base {
 
     /// Starts to keep the TLS certificate, with what nodes share, and to follow what operators decide.
     fn keep(&self, shared: Option<Arc<dyn TlsStore>>, roles: RoleWatch) -> Result<JoinSet<()>> {
-        let (clock, is_node) = (self.host.clock.clone(), shared.is_some());
+        let clock = self.host.clock.clone();
+        let is_node = shared.is_some();
         let mut tasks = tls::keep(
             &self.settings,
             self.certificates.clone(),
@@ -276,7 +275,8 @@ impl Base {
 
     /// Has the list of repositories follow what operators decide, and the policy what they decide at other nodes.
     fn follow_policy(&self, tasks: &mut JoinSet<()>, is_node: bool) {
-        let (listing, mut live) = (self.listing.clone(), self.host.policy.clone());
+        let listing = self.listing.clone();
+        let mut live = self.host.policy.clone();
         tasks.spawn(async move {
             loop {
                 let _ = live.next().await;
@@ -284,7 +284,8 @@ impl Base {
             }
         });
         if is_node {
-            let (policy, policies) = (Arc::clone(&self.policy), Arc::clone(&self.policies));
+            let policy = Arc::clone(&self.policy);
+            let policies = Arc::clone(&self.policies);
             tasks.spawn(async move { policy.follow(&*policies).await });
         }
     }
@@ -321,7 +322,8 @@ impl Base {
             service_key: Some(self.keys.public_key()),
             metrics: self.metrics.clone(),
         };
-        let (host, listing) = (self.host.clone(), self.listing.clone());
+        let host = self.host.clone();
+        let listing = self.listing.clone();
         Pages::new(host, listing, &self.config, surroundings)
     }
 
@@ -369,155 +371,6 @@ impl Base {
     }
 }
 
-/// The parts that only the writer has: admission, purgatory, hunt and sync.
-pub(crate) struct OwnWriter {
-    base: Base,
-    overview: Overview,
-    running: Mutex<Option<RunningParts>>,
-}
-
-struct RunningParts {
-    syncer: Option<Arc<Syncer>>,
-    /// The tasks that remove expired events, enforce the policy, and tell who the service is.
-    _tasks: JoinSet<()>,
-}
-
-impl OwnWriter {
-    fn new(base: Base, overview: Overview) -> Self {
-        Self {
-            base,
-            overview,
-            running: Mutex::default(),
-        }
-    }
-
-    async fn syncer(&self) -> Option<Arc<Syncer>> {
-        self.running.lock().await.as_ref()?.syncer.clone()
-    }
-
-    /// Starts purgatory with its hunt, from what the database has.
-    async fn start_purgatory(&self) -> Result<PurgatoryDriver> {
-        let Base {
-            settings,
-            host,
-            hub,
-            metrics,
-            database,
-            keys,
-            ..
-        } = &self.base;
-        let records = database.records().await;
-        let records = records.context("could not read the database")?;
-        let relay = ServedEvents {
-            store: Arc::clone(&host.store),
-            hub: hub.clone(),
-            clock: host.clock.clone(),
-            members: self.base.members(),
-            policy: host.policy.clone(),
-        };
-        let parts = PurgatoryParts {
-            hunt: Some(hunt_parts(settings, &host.repos, keys, metrics.clone())?),
-            contributors: host.contributors.clone(),
-            repos: host.repos.clone(),
-            relay: Arc::new(relay),
-            policy: host.policy.clone(),
-            quotas: settings.quotas(),
-        };
-        Ok(PurgatoryDriver::start(parts, settings.purgatory.clone(), records).await)
-    }
-
-    /// Starts the parts of the writer.
-    async fn start_parts(&self) -> Result<Writer> {
-        let Base {
-            settings,
-            host,
-            hub,
-            metrics,
-            keys,
-            ..
-        } = &self.base;
-        let GitHost {
-            store,
-            policy,
-            clock,
-            ..
-        } = host.clone();
-        // The last writer may have changed it after this process looked.
-        let loaded = self.base.policy.load(&*self.base.policies).await;
-        loaded.context("could not read what operators decided")?;
-        let purgatory = self.start_purgatory().await?;
-        let ingest = Pipeline {
-            store: Arc::clone(&store),
-            git: Arc::new(purgatory.clone()),
-            hub: hub.clone(),
-            policy,
-            fan_out: std::sync::Mutex::new(FanOut::new(settings.fan_out)),
-            budgets: Budgets::default(),
-            clock: clock.clone(),
-            metrics: metrics.clone(),
-            members: self.base.members(),
-            maintainers: ListedMaintainers::default(),
-        };
-        let ingest: Arc<dyn Ingest> = Arc::new(ingest);
-        let mut tasks = JoinSet::new();
-        tasks.spawn(sweep(store, hub.clone(), clock.clone()));
-        tasks.spawn(self.enforcer(&purgatory).run());
-        if let Some(identity) = Identity::of(settings) {
-            let publisher = self.publisher(Arc::clone(&ingest))?;
-            tasks.spawn(publisher.announce(identity, settings.listed_index_relays()));
-        }
-        let own = self.base.parts(Arc::clone(&ingest), Router::new());
-        let own = Arc::new(OwnRelay::new(own, purgatory.clone()));
-        let clock = driver::Clock::new(move || clock.now());
-        // Unlisted repositories are followed too: admission decides what is stored, and an archive stores some of them.
-        let syncer = start_sync(settings, own, clock, keys.clone(), metrics.clone(), true).await?;
-        self.overview.set_syncer(syncer.clone());
-        *self.running.lock().await = Some(RunningParts {
-            syncer,
-            _tasks: tasks,
-        });
-        Ok(Writer { ingest, purgatory })
-    }
-
-    /// Returns the means to tell who the service is.
-    fn publisher(&self, ingest: Arc<dyn Ingest>) -> Result<Publisher> {
-        let Base {
-            settings,
-            host,
-            keys,
-            ..
-        } = &self.base;
-        let roots = files::roots_for_relays(settings)?;
-        Ok(Publisher {
-            keys: keys.clone(),
-            store: Arc::clone(&host.store),
-            ingest,
-            clock: host.clock.clone(),
-            outbound: Outbound::new(settings.outbound, &roots),
-        })
-    }
-
-    /// Returns what hides and restores events as operators decide.
-    fn enforcer(&self, purgatory: &PurgatoryDriver) -> Enforcer {
-        Enforcer {
-            store: Arc::clone(&self.base.policies),
-            policy: Arc::clone(&self.base.policy),
-            hub: self.base.hub.clone(),
-            git: Arc::new(purgatory.clone()),
-            clock: self.base.host.clock.clone(),
-        }
-    }
-
-    /// Stops sync; the other parts end with their last use.
-    async fn stop_parts(&self) {
-        self.overview.set_syncer(None);
-        let running = self.running.lock().await.take();
-        if let Some(syncer) = running.and_then(|parts| parts.syncer) {
-            syncer.stop().await;
-        }
-    }
-}
-
 /// Starts the comparison of refs with other servers, if pages show it.
 fn start_in_step(settings: &Settings, host: &GitHost, keys: &Keys) -> Result<Option<InStep>> {
     if settings.pages.show != Show::Full {
@@ -552,40 +405,6 @@ fn fetcher(settings: &Settings, repos: &RepoStore, keys: &Keys) -> Result<Fetche
     Ok(fetcher.authorizing(authorize))
 }
 
-/// Returns the parts of the hunt for git data.
-fn hunt_parts(
-    settings: &Settings,
-    repos: &RepoStore,
-    keys: &Keys,
-    metrics: Metrics,
-) -> Result<HuntParts> {
-    let fetcher = fetcher(settings, repos, keys)?;
-    let observer = Arc::new(move |report: &_| metrics::record_hunt(&metrics, report));
-    // As many requests as processes, so that no request waits for a process after its start.
-    let config = HuntConfig {
-        at_once: settings.processes.remote_processes,
-        ..settings.hunt.clone()
-    };
-    let (outbound, roots) = (settings.outbound, files::roots_for_relays(settings)?);
-    let classify: Classify = Arc::new(move |relay: RelayUrl| {
-        let roots = roots.clone();
-        Box::pin(async move {
-            let facts = driver::relay_information(&relay, outbound, &roots).await?;
-            Some(if facts.is_grasp {
-                HostClass::Grasp
-            } else {
-                HostClass::Unknown
-            })
-        })
-    });
-    Ok(HuntParts {
-        config,
-        fetcher,
-        observer,
-        classify,
-    })
-}
-
 fn relay_config(
     settings: &Settings,
     info: &InfoOwner,
@@ -603,6 +422,15 @@ fn relay_config(
         private: None,
         policy,
     }
+}
+
+/// Returns the settings with the icon of pages, if they name a file.
+pub(super) fn with_icon(settings: &Settings) -> Result<Settings> {
+    let mut settings = settings.clone();
+    if let Some(icon) = files::page_icon(&settings)? {
+        settings.pages.branding.icon = Some(icon);
+    }
+    Ok(settings)
 }
 
 /// Opens the database, and creates its directory if there is none.
@@ -635,11 +463,11 @@ pub async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>> {
 fn refuse_old_layout(dir: &Path) -> Result<()> {
     let old = ["events.db", "purgatory.db"].map(|file| dir.join(file));
     if let Some(old) = old.iter().find(|file| file.exists()) {
-        bail!(
+        return Err(InstanceError::operator(format!(
             "{} is of a version before 0.2, whose data cannot be read; choose a new directory with --data-dir: other \
              servers bring back what they have, and the rest can be pushed again",
             old.display()
-        );
+        )));
     }
     Ok(())
 }
@@ -721,7 +549,8 @@ pub(crate) async fn open_contributors(
         return Ok(None);
     }
     let dir = settings.repositories().join("prs");
-    let (git, database) = (repos.git().clone(), Arc::clone(repos.database()));
+    let git = repos.git().clone();
+    let database = Arc::clone(repos.database());
     RepoStore::open(
         &dir,
         Endpoint::PullRequests,
@@ -733,26 +562,4 @@ pub(crate) async fn open_contributors(
     .await
     .map(Some)
     .with_context(|| format!("could not open {}", dir.display()))
-}
-
-/// Deletes events whose expiration has passed (NIP-40), at intervals.
-async fn sweep(store: Arc<dyn EventStore>, hub: Hub, clock: Clock) {
-    let mut interval = tokio::time::interval(SWEEP_INTERVAL);
-    loop {
-        interval.tick().await;
-        match store.sweep(clock.now().unix).await {
-            Ok(swept) if swept.events == 0 => {}
-            Ok(swept) => {
-                let deleted = swept.events;
-                tracing::info!(
-                    deleted,
-                    "deleted events whose expiration has passed (NIP-40)"
-                );
-                hub.publish_removed(swept.removed).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "could not delete events whose expiration has passed")
-            }
-        }
-    }
 }

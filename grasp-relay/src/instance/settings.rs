@@ -13,22 +13,23 @@ use grasp_purgatory::git::{
     BinaryError, FetchLimits, Git, PackCache, PackStorageOptions, Slots, StagingLimits,
 };
 use grasp_purgatory::hunt::HuntConfig;
-use grasp_relay::git_http::GitLimits;
-use grasp_relay::in_step::InStepSettings;
-use grasp_relay::management::rules::RelayText;
-use grasp_relay::nostr::{Limits, RelayInfo};
-use grasp_relay::server::AddressRange;
-use grasp_relay::store::sqlite::SqliteOptions;
-use grasp_relay::web::PageSettings;
 use grasp_sync::{driver, engine};
 use nostr::key::PublicKey;
 use url::Url;
 
-use crate::outbox::OutboxSettings;
-use crate::private::PrivateSettings;
-use crate::server::tls::TlsSettings;
+use crate::git_http::GitLimits;
+use crate::in_step::InStepSettings;
+use crate::instance::outbox::OutboxSettings;
+use crate::instance::private::PrivateSettings;
+use crate::instance::server::tls::{TlsMode, TlsSettings};
+use crate::management::rules::RelayText;
+use crate::nostr::{Limits, RelayInfo};
+use crate::server::AddressRange;
+use crate::store::sqlite::SqliteOptions;
+use crate::tls::can_be_ordered;
+use crate::web::PageSettings;
 
-/// The settings of a [`Server`](crate::Server).
+/// The settings of a [`Server`](super::Server).
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The public address of the server, and what it admits.
@@ -98,6 +99,8 @@ pub struct Settings {
     pub tls: TlsSettings,
     /// Whether only members use the server (GRASP-08), and who they are.
     pub private: PrivateSettings,
+    /// The path of the admin socket, if it is not in the data directory.
+    pub admin_socket: Option<PathBuf>,
     /// Answers `/health` with 503 while it is degraded: git objects are missing on disk, or the TLS certificate is missing
     /// or about to expire.
     pub fail_health_when_degraded: bool,
@@ -224,6 +227,7 @@ impl Settings {
             metrics: true,
             tls: TlsSettings::default(),
             private: PrivateSettings::default(),
+            admin_socket: None,
             fail_health_when_degraded: false,
         }
     }
@@ -234,6 +238,87 @@ impl Settings {
         self.sync.engine.own = service.clone();
         self.policy.service = service;
         self
+    }
+
+    /// Returns the path of the socket at which `grasp status` and similar commands reach a running server.
+    pub fn admin_socket(&self) -> PathBuf {
+        match &self.admin_socket {
+            Some(path) => path.clone(),
+            None => self.data_dir.join("admin.sock"),
+        }
+    }
+
+    /// Returns a setting that contradicts another one or a limit, and why. The public address is the domain, if one is set.
+    pub fn contradiction(
+        &self,
+        domain: Option<&ServiceIdentity>,
+    ) -> Option<(&'static str, &'static str)> {
+        for (holds, key, reason) in self.rules(domain) {
+            if !holds {
+                return Some((key, reason));
+            }
+        }
+        let public = match domain {
+            Some(domain) => self.clone().reached_at(domain.clone()),
+            None => self.clone(),
+        };
+        self.private
+            .contradiction(&public)
+            .or_else(|| self.sync.outbox.contradiction(self))
+    }
+
+    /// Returns what must hold, with the setting and the reason if it does not.
+    fn rules(&self, domain: Option<&ServiceIdentity>) -> [(bool, &'static str, &'static str); 9] {
+        let relay = &self.relay;
+        let tls = &self.tls;
+        let can_order = domain.is_none_or(|it| can_be_ordered(it) && it.host() == it.authority());
+        [
+            (
+                !self.policy.archive.ignores_deletions || is_archive(&self.policy.archive),
+                "archive.ignore_deletions",
+                "only an archive may ignore deletions: select repositories in the section archive",
+            ),
+            (
+                relay.event_bytes <= relay.message_bytes,
+                "relay.event_bytes",
+                "an event must fit into a message, which may have 5MiB",
+            ),
+            (
+                relay.connections <= relay.tcp_connections,
+                "relay.connections",
+                "above the number of TCP connections, which is 8192",
+            ),
+            (
+                self.database.is_none() || self.packs.is_some(),
+                "database",
+                "nodes that share a database need an object store for packs, too: set packs",
+            ),
+            (
+                self.database.is_none() || self.node_address.is_some(),
+                "database",
+                "nodes that share a database reach each other: set node_address",
+            ),
+            (
+                self.packs.is_none() || self.database.is_some(),
+                "packs",
+                "only nodes that share a database keep their packs elsewhere: set database",
+            ),
+            (
+                tls.mode == TlsMode::Off || domain.is_some(),
+                "tls.mode",
+                "a certificate is for a domain: set domain",
+            ),
+            (
+                tls.mode != TlsMode::Acme || can_order,
+                "tls.mode",
+                "ACME servers issue certificates for names of the public DNS at the usual port: set such a domain, without a port",
+            ),
+            (
+                tls.mode != TlsMode::Files || (tls.certificate.is_some() && tls.key.is_some()),
+                "tls.mode",
+                "set tls.certificate and tls.key to the files",
+            ),
+        ]
     }
 
     /// Returns the directory of repositories.
@@ -378,7 +463,7 @@ const LISTED_ONLY: &str = "Only repositories that the operator has listed are ho
 const ARCHIVE_CURATION: &str =
     "Also keeps read-only copies of repositories that do not list this server.";
 
-pub(crate) fn is_archive(archive: &Archive) -> bool {
+fn is_archive(archive: &Archive) -> bool {
     let Archive {
         everything,
         owners,

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::management::rules::{
-    AuthorizedCall, Call, Caller, Facts, Refusal, Request, RoleId, RoleInfo, judge_restore,
-    judge_target,
+    AuthorizedCall, Call, CallRefusal, Caller, Request, RightsFacts, RoleId, RoleInfo,
+    judge_restore, judge_target,
 };
 use futures_util::TryStreamExt as _;
 use grasp_core::policy::PolicySubject;
@@ -15,7 +15,7 @@ use nostr::types::Timestamp;
 use serde_json::{Value, json};
 
 use super::reads::fixed_entries;
-use super::{CallError, Management, Origin};
+use super::{CallError, CallOrigin, Management};
 use crate::policy::KEEP_HIDDEN;
 use crate::store::policy::{AuditEntry, PolicyAction, PolicyChange, PolicyChanged, Role};
 
@@ -23,9 +23,9 @@ impl Management {
     /// Carries out a change, with its row in the log, and puts it into force.
     pub(super) async fn change(
         &self,
-        origin: Origin,
+        origin: CallOrigin,
         request: &Request,
-        (caller, facts): (&Caller, &Facts),
+        (caller, facts): (&Caller, &RightsFacts),
         call: AuthorizedCall,
     ) -> Result<Value, CallError> {
         let parts = &self.0.parts;
@@ -69,9 +69,9 @@ impl Management {
     /// Writes a refused call to the log.
     pub(super) async fn log_refused(
         &self,
-        origin: Origin,
+        origin: CallOrigin,
         request: &Request,
-        refusal: &Refusal,
+        refusal: &CallRefusal,
     ) -> Result<(), CallError> {
         let parts = &self.0.parts;
         let change = PolicyChange {
@@ -90,7 +90,7 @@ impl Management {
     pub(super) async fn check(
         &self,
         caller: &Caller,
-        facts: &Facts,
+        facts: &RightsFacts,
         call: &Call,
     ) -> Result<(), CallError> {
         let problem = match call {
@@ -115,7 +115,7 @@ impl Management {
             Call::Remove(_, subject) => {
                 let fixed = fixed_entries(subject.list(), self.0.parts.policy.settings());
                 if fixed.contains(subject) {
-                    return Err(Refusal::InSettings.into());
+                    return Err(CallRefusal::InSettings.into());
                 }
                 None
             }
@@ -136,7 +136,7 @@ impl Management {
     async fn check_event(
         &self,
         caller: &Caller,
-        facts: &Facts,
+        facts: &RightsFacts,
         id: EventId,
     ) -> Result<(), CallError> {
         let parts = &self.0.parts;
@@ -147,13 +147,13 @@ impl Management {
                 let event = stored.event()?;
                 judge_target(caller, &event.pubkey, facts)?;
                 if [kinds::ANNOUNCEMENT, kinds::STATE].contains(&event.kind) {
-                    return Err(Refusal::MakesRepository.into());
+                    return Err(CallRefusal::MakesRepository.into());
                 }
             }
         }
         let is_banned = parts.policy.live().now().bans.events.contains(&id);
         match !is_banned && parts.store.hidden(vec![id]).await?.contains(&id) {
-            true => Err(Refusal::Hidden.into()),
+            true => Err(CallRefusal::Hidden.into()),
             false => Ok(()),
         }
     }
@@ -202,7 +202,7 @@ fn stored_role(role: RoleInfo) -> Role {
     }
 }
 
-fn audit_entry(origin: Origin, request: &Request, refusal: Option<&Refusal>) -> AuditEntry {
+fn audit_entry(origin: CallOrigin, request: &Request, refusal: Option<&CallRefusal>) -> AuditEntry {
     AuditEntry {
         actor: origin.actor().to_string(),
         via: origin.via().to_owned(),

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::management::rules::{Refusal, Request, response};
+use crate::management::rules::{CallRefusal, Request, response};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request as HttpRequest, State};
 use axum::http::header::{
@@ -22,7 +22,7 @@ use lru::LruCache;
 use nostr::key::PublicKey;
 use serde_json::Value;
 
-use super::{CallError, Management, Origin};
+use super::{CallError, CallOrigin, Management};
 use crate::nostr::Allowance;
 use crate::server::shared_pool;
 
@@ -160,7 +160,7 @@ impl Management {
     }
 
     /// Reads the body of a request, and finds out whose it is.
-    async fn prove(&self, request: HttpRequest) -> Result<(Origin, Bytes), Unreadable> {
+    async fn prove(&self, request: HttpRequest) -> Result<(CallOrigin, Bytes), Unreadable> {
         let (parts, body) = request.into_parts();
         if !is_management(&parts.headers) {
             return Err(Unreadable::NotManagement);
@@ -185,10 +185,10 @@ impl Management {
             }
         };
         match origin {
-            Origin::Signed(auth) if !rates.admits_key(now.mono, auth.author, network) => {
+            CallOrigin::Signed(auth) if !rates.admits_key(now.mono, auth.author, network) => {
                 Err(Unreadable::TooMany)
             }
-            Origin::Session(key) if !rates.admits_key(now.mono, key, network) => {
+            CallOrigin::Session(key) if !rates.admits_key(now.mono, key, network) => {
                 Err(Unreadable::TooMany)
             }
             _ => Ok((origin, body)),
@@ -220,7 +220,7 @@ impl Management {
     }
 
     /// Returns whose a request is, by its authorization.
-    fn origin_of(&self, authorization: &str, body: &[u8]) -> Result<Origin, String> {
+    fn origin_of(&self, authorization: &str, body: &[u8]) -> Result<CallOrigin, String> {
         let parts = &self.0.parts;
         let now = parts.clock.now().unix;
         let Some((scheme, token)) = authorization.split_once(' ') else {
@@ -229,11 +229,12 @@ impl Management {
         if scheme.eq_ignore_ascii_case("bearer") {
             let key = self.0.sessions.judge(token.trim(), now);
             let key = key.ok_or("the session has ended; sign in again")?;
-            return Ok(Origin::Session(key));
+            return Ok(CallOrigin::Session(key));
         }
         let rule = HttpAuthRule::management(&parts.service, body);
         let auth = judge_header(authorization, &rule, now);
-        auth.map(Origin::Signed).map_err(|error| error.to_string())
+        auth.map(CallOrigin::Signed)
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -262,7 +263,7 @@ fn authorization(headers: &HeaderMap) -> Option<&str> {
 fn failure(error: &CallError) -> Response {
     let text = error.reported();
     match error {
-        CallError::Refused(Refusal::Unsigned) | CallError::Replayed => unauthorized(&text),
+        CallError::Refused(CallRefusal::Unsigned) | CallError::Replayed => unauthorized(&text),
         CallError::Refused(refusal) if refusal.is_about_rights() => {
             answer(StatusCode::FORBIDDEN, Err(&text))
         }

@@ -4,7 +4,7 @@ use crate::management::rules::Call;
 use grasp_core::policy::PolicySubject;
 use serde_json::{Value, json};
 
-use super::{Footprint, Management, Target};
+use super::{ChangeTarget, Footprint, Management};
 use crate::web::{format_bytes, format_count};
 
 impl Management {
@@ -12,9 +12,9 @@ impl Management {
     pub(super) async fn preview(&self, call: &Call) -> Result<Value, String> {
         let target = match call {
             Call::Add(_, subject, _) if takes_out_of_service(subject) => {
-                Target::Entry(subject.clone())
+                ChangeTarget::Entry(subject.clone())
             }
-            Call::HoldRepo(repo, _) => Target::Repository(repo.clone()),
+            Call::HoldRepo(repo, _) => ChangeTarget::Repository(repo.clone()),
             _ => return Ok(json!({"text": call.method().info().help})),
         };
         let footprint = self.0.parts.server.footprint(target).await?;

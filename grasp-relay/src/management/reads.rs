@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::management::rules::{
-    Actor, AuditQuery, AuthorizedCall, Call, Caller, Facts, Method, allowed_kinds,
+    Actor, AuditQuery, AuthorizedCall, Call, Caller, Method, RightsFacts, allowed_kinds,
 };
 use grasp_core::policy::{PolicyList, PolicySubject};
 use nostr::event::Kind;
@@ -28,7 +28,7 @@ impl Management {
     pub(super) async fn read(
         &self,
         caller: &Caller,
-        facts: &Facts,
+        facts: &RightsFacts,
         call: AuthorizedCall,
     ) -> Result<Value, CallError> {
         let parts = &self.0.parts;
@@ -101,7 +101,7 @@ impl Management {
         Ok(Value::Array(rows))
     }
 
-    async fn roles(&self, facts: &Facts) -> Result<Value, StoreError> {
+    async fn roles(&self, facts: &RightsFacts) -> Result<Value, StoreError> {
         let mut rows = Vec::new();
         for (id, description) in BUILT_IN {
             rows.push(json!({
@@ -138,7 +138,7 @@ fn methods_of(caller: &Caller) -> Vec<&'static str> {
     callable.map(|method| method.name()).collect()
 }
 
-fn who_is(caller: &Caller, facts: &Facts) -> Value {
+fn who_is(caller: &Caller, facts: &RightsFacts) -> Value {
     let mut roles = Vec::new();
     let mut name = caller.actor.to_string();
     if let Actor::Key(key) = caller.actor {
@@ -158,7 +158,7 @@ fn who_is(caller: &Caller, facts: &Facts) -> Value {
     json!({"pubkey": name, "roles": roles, "methods": methods_of(caller)})
 }
 
-fn members_of(id: &str, facts: &Facts) -> Vec<String> {
+fn members_of(id: &str, facts: &RightsFacts) -> Vec<String> {
     let members = facts
         .roles
         .iter()
@@ -171,7 +171,8 @@ pub(super) fn fixed_entries(
     list: PolicyList,
     settings: &grasp_core::admission::Policy,
 ) -> Vec<PolicySubject> {
-    let (bans, allowed) = (&settings.bans, settings.allowed.clone());
+    let bans = &settings.bans;
+    let allowed = settings.allowed.clone();
     match list {
         PolicyList::BannedAuthor => bans
             .authors

@@ -30,8 +30,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use self::authorize::{
-    Actor, AuthorizedCall, Caller, Facts, Proof, Refusal, allowed_kinds, authorize, judge_restore,
-    judge_target,
+    Actor, AuthorizedCall, CallProof, CallRefusal, Caller, RightsFacts, allowed_kinds, authorize,
+    judge_restore, judge_target,
 };
 pub use self::call::{AuditQuery, Call, RelayText, RepoQuery, RepoState};
 pub use self::method::{Method, MethodInfo};

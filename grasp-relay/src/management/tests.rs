@@ -66,7 +66,7 @@ impl ManagedServer for Nothing {
         said(json!(false))
     }
 
-    fn footprint(&self, _: Target) -> BoxFuture<'_, Result<Footprint, String>> {
+    fn footprint(&self, _: ChangeTarget) -> BoxFuture<'_, Result<Footprint, String>> {
         async {
             Ok(Footprint {
                 repositories: 3,
@@ -110,10 +110,10 @@ impl Trial {
         policy.bans.names.insert("fixed".parse().unwrap());
         let service_keys = Keys::generate();
         let server = Arc::new(Nothing::default());
-        let facts = Facts {
+        let facts = RightsFacts {
             operator: Some(operator.public_key()),
             fixed: [(RelayText::Icon, "grasp.toml, line 3".to_owned())].into(),
-            ..Facts::of_service(service_keys.public_key())
+            ..RightsFacts::of_service(service_keys.public_key())
         };
         let parts = ManagementParts {
             service,

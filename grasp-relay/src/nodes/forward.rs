@@ -117,7 +117,8 @@ impl Forwarder {
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(BATCHES_AT_ONCE)
             .build(connector(SILENCE_TIMEOUT));
-        let (pushes, batches) = (shared_pool(PUSHES_AT_ONCE), shared_pool(BATCHES_AT_ONCE));
+        let pushes = shared_pool(PUSHES_AT_ONCE);
+        let batches = shared_pool(BATCHES_AT_ONCE);
         Self {
             client,
             key,
@@ -319,7 +320,8 @@ impl Forwarder {
                 remove_hop_by_hop(&mut head.headers);
                 // The slot is free when the answer was sent, its client is gone, or the writer has lost its lease. Git
                 // takes a report without its end for a failure.
-                let (roles, role) = (self.roles.clone(), role.clone());
+                let roles = self.roles.clone();
+                let role = role.clone();
                 let lost = async move { roles.changed_from(&role, Duration::MAX).await };
                 let body = Body::new(body)
                     .into_data_stream()
@@ -451,10 +453,8 @@ async fn pass_to_writer(
 
 /// Returns whether a request is one of a push: its advertisement, or the push itself.
 fn is_push(request: &Request) -> bool {
-    let (path, query) = (
-        request.uri().path(),
-        request.uri().query().unwrap_or_default(),
-    );
+    let path = request.uri().path();
+    let query = request.uri().query().unwrap_or_default();
     match request.method() == Method::POST {
         true => path.ends_with("/git-receive-pack"),
         false => path.ends_with("/info/refs") && query.contains("git-receive-pack"),

@@ -22,7 +22,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 /// The phase of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum LeasePhase {
     Reader,
     Starting,
     Writer,
@@ -70,7 +70,7 @@ pub(crate) enum Output {
 /// The state of a node. It owns the decision who writes; the database has the last word.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    phase: Phase,
+    phase: LeasePhase,
     /// The time of the last claim, while its answer is awaited.
     claimed_at: Option<Mono>,
     next_claim: Mono,
@@ -82,7 +82,7 @@ pub(crate) struct Lease {
 impl Lease {
     pub(crate) fn new(now: Mono) -> Self {
         Self {
-            phase: Phase::Reader,
+            phase: LeasePhase::Reader,
             claimed_at: None,
             next_claim: now,
             held_until: None,
@@ -109,7 +109,7 @@ impl Lease {
             Input::Started => self.started(),
             Input::StartFailed => {
                 // Another node may be able to.
-                self.phase = Phase::Reader;
+                self.phase = LeasePhase::Reader;
                 self.held_until = None;
                 self.next_claim = now + CLAIM_INTERVAL;
                 vec![Output::Release]
@@ -120,7 +120,7 @@ impl Lease {
     }
 
     fn may_claim(&self) -> bool {
-        !matches!(self.phase, Phase::Stopping | Phase::Ended)
+        !matches!(self.phase, LeasePhase::Stopping | LeasePhase::Ended)
     }
 
     fn time_passed(&mut self, now: Mono) -> Vec<Output> {
@@ -141,17 +141,17 @@ impl Lease {
         let since = self.claimed_at.take().unwrap_or(now);
         self.next_claim = since + CLAIM_INTERVAL;
         match self.phase {
-            Phase::Reader => {
+            LeasePhase::Reader => {
                 self.held_until = Some(since + LEASE);
-                (self.phase, self.writer) = (Phase::Starting, None);
+                (self.phase, self.writer) = (LeasePhase::Starting, None);
                 vec![Output::Follow(None), Output::Start]
             }
-            Phase::Starting | Phase::Writer => {
+            LeasePhase::Starting | LeasePhase::Writer => {
                 self.held_until = Some(since + LEASE);
                 Vec::new()
             }
             // Renewed while it was being given up.
-            Phase::Stopping | Phase::Ended => vec![Output::Release],
+            LeasePhase::Stopping | LeasePhase::Ended => vec![Output::Release],
         }
     }
 
@@ -161,7 +161,7 @@ impl Lease {
         let mut outputs = self.step_back();
         if self.writer.as_ref() != Some(&node) {
             self.writer = Some(Arc::clone(&node));
-            if self.phase == Phase::Reader {
+            if self.phase == LeasePhase::Reader {
                 outputs.push(Output::Follow(Some(node)));
             }
         }
@@ -170,8 +170,8 @@ impl Lease {
 
     fn started(&mut self) -> Vec<Output> {
         match self.phase {
-            Phase::Starting => {
-                self.phase = Phase::Writer;
+            LeasePhase::Starting => {
+                self.phase = LeasePhase::Writer;
                 Vec::new()
             }
             // The lease was lost, or the process told to stop, meanwhile.
@@ -181,9 +181,9 @@ impl Lease {
 
     fn stopped(&mut self) -> Vec<Output> {
         match self.phase {
-            Phase::Ended => vec![Output::Release],
+            LeasePhase::Ended => vec![Output::Release],
             _ => {
-                self.phase = Phase::Reader;
+                self.phase = LeasePhase::Reader;
                 vec![Output::Follow(self.writer.clone())]
             }
         }
@@ -193,26 +193,26 @@ impl Lease {
     fn step_back(&mut self) -> Vec<Output> {
         self.held_until = None;
         match self.phase {
-            Phase::Writer => {
-                (self.phase, self.writer) = (Phase::Stopping, None);
+            LeasePhase::Writer => {
+                (self.phase, self.writer) = (LeasePhase::Stopping, None);
                 vec![Output::Stop]
             }
             // [`Output::Stop`] follows once the parts run.
-            Phase::Starting => {
-                self.phase = Phase::Stopping;
+            LeasePhase::Starting => {
+                self.phase = LeasePhase::Stopping;
                 Vec::new()
             }
-            Phase::Reader | Phase::Stopping | Phase::Ended => Vec::new(),
+            LeasePhase::Reader | LeasePhase::Stopping | LeasePhase::Ended => Vec::new(),
         }
     }
 
     fn shut_down(&mut self) -> Vec<Output> {
-        let before = std::mem::replace(&mut self.phase, Phase::Ended);
+        let before = std::mem::replace(&mut self.phase, LeasePhase::Ended);
         self.held_until = None;
         match before {
-            Phase::Writer => vec![Output::Stop],
-            Phase::Starting | Phase::Stopping | Phase::Ended => Vec::new(),
-            Phase::Reader => vec![Output::Release],
+            LeasePhase::Writer => vec![Output::Stop],
+            LeasePhase::Starting | LeasePhase::Stopping | LeasePhase::Ended => Vec::new(),
+            LeasePhase::Reader => vec![Output::Release],
         }
     }
 }

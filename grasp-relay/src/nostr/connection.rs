@@ -36,7 +36,9 @@ use super::session::{CloseReason, Input, Output, Session, Token};
 use crate::clock::Clock;
 use crate::ingest::{Answer, Ingest, SharedMeter};
 use crate::private::MemberChanges;
-use crate::server::{Config, MAX_UNFINISHED_BYTES, Parts, Stage, UnfinishedMessage, shared_pool};
+use crate::server::{
+    Config, MAX_UNFINISHED_BYTES, Parts, ShutdownStage, UnfinishedMessage, shared_pool,
+};
 use crate::store::{EventStore, StoredEvent};
 use crate::web::Listing;
 
@@ -127,7 +129,7 @@ pub(crate) async fn run(
     context: Arc<ConnectionContext>,
     claimant: Claimant,
     message: UnfinishedMessage,
-    stage: watch::Receiver<Stage>,
+    stage: watch::Receiver<ShutdownStage>,
     challenge: String,
 ) {
     let _counted = context.hub.socket();
@@ -174,7 +176,7 @@ struct Connection {
     is_rated: bool,
     socket: WebSocket,
     listener: Listener,
-    stage: watch::Receiver<Stage>,
+    stage: watch::Receiver<ShutdownStage>,
     members: MemberChanges,
     subscriptions: BTreeMap<Token, Subscription>,
     /// Subscriptions that forget their history at a time, in this order.
@@ -293,7 +295,7 @@ impl Connection {
                 self.settle(now.mono);
                 self.handle(now, Input::Tick).await
             }
-            () = Stage::Draining.reached(&mut self.stage) => {
+            () = ShutdownStage::Draining.reached(&mut self.stage) => {
                 Err(Stop::Close(CloseReason::SHUTTING_DOWN))
             }
         }
@@ -497,7 +499,7 @@ impl Connection {
             self.intake.start(|| self.session.authenticated());
             let judged = tokio::select! {
                 judged = self.intake.judged() => judged,
-                () = Stage::Killed.reached(&mut self.stage) => return,
+                () = ShutdownStage::Killed.reached(&mut self.stage) => return,
             };
             if matches!(stop, Stop::Close(reason) if reason != CloseReason::REMOVED) {
                 let _ = self.on_judged(now, judged).await;
@@ -755,7 +757,7 @@ async fn while_member(
 async fn within(
     write: impl Future<Output = Result<(), axum::Error>>,
     timeout: Duration,
-    stage: &mut watch::Receiver<Stage>,
+    stage: &mut watch::Receiver<ShutdownStage>,
 ) -> Result<(), Stop> {
     tokio::select! {
         biased;
@@ -763,6 +765,6 @@ async fn within(
             Ok(Ok(())) => Ok(()),
             _ => Err(Stop::Disconnected),
         },
-        () = Stage::Killed.reached(stage) => Err(Stop::Disconnected),
+        () = ShutdownStage::Killed.reached(stage) => Err(Stop::Disconnected),
     }
 }

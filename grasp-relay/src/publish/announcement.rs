@@ -5,7 +5,6 @@ use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
 use grasp_core::nip34::Announcement;
 use grasp_core::service::npub;
 use grasp_core::{RepoId, Version, kinds};
@@ -13,14 +12,15 @@ use nostr::event::{Event, EventBuilder, FinalizeEvent as _, Tag};
 use nostr::key::Keys;
 use serde_json::Value;
 
-use super::{Target, Work, created_after, tag};
+use super::{PushServer, Work, created_after, tag};
+use crate::instance::error::{Explain as _, InstanceError, Result};
 
 /// The tag of a private repository's announcement: clients send its events to its relays only.
 const PRIVATE: [&str; 2] = ["private", "true"];
 
 /// The parties that may read a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Audience {
+pub enum Audience {
     /// Anyone.
     Anyone,
     /// The members of the private services that it is pushed to (GRASP-08).
@@ -29,10 +29,10 @@ pub(crate) enum Audience {
 
 /// Returns an announcement that lists these servers and keeps the other tags and the content of the known one. It says that
 /// the repository is private if it is pushed to private services and no other servers are listed.
-pub(crate) fn announce(
+pub fn announce(
     keys: &Keys,
     repo: &RepoId,
-    servers: &[Target],
+    servers: &[PushServer],
     audience: Audience,
     known: Option<&Event>,
 ) -> Result<Event> {
@@ -96,7 +96,7 @@ fn says_private(event: &Event) -> bool {
     event.tags.iter().any(|tag| *tag.as_slice() == PRIVATE)
 }
 
-fn lists_all(announcement: &Event, servers: &[Target]) -> bool {
+fn lists_all(announcement: &Event, servers: &[PushServer]) -> bool {
     let read = Announcement::parse(announcement);
     read.is_ok_and(|read| servers.iter().all(|server| read.lists(&server.service)))
 }
@@ -123,12 +123,12 @@ pub(super) fn choose(
     };
     let missing: Vec<String> = names(seen).difference(&names(newest)).cloned().collect();
     if !missing.is_empty() && !accept_fewer {
-        bail!(
+        return Err(InstanceError::caller(format!(
             "the announcement of {} no longer names {}, which the one that this working copy saw last does; \
              if that is intended, use --accept-fewer",
             newest.created_at,
             missing.join(", ")
-        );
+        )));
     }
     Ok(Some(newest.clone()))
 }
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn an_announcement_lists_every_server_and_keeps_what_it_said_before() {
         let keys = Keys::generate();
-        let target = |text: &str| text.parse::<Target>().unwrap();
+        let target = |text: &str| text.parse::<PushServer>().unwrap();
         let first = announce(
             &keys,
             &repo(&keys),
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn an_announcement_that_says_it_all_is_said_again_as_it_is() {
         let keys = Keys::generate();
-        let servers = ["a.example.com".parse::<Target>().unwrap()];
+        let servers = ["a.example.com".parse::<PushServer>().unwrap()];
         for audience in [Audience::Anyone, Audience::Members] {
             let said = |known| announce(&keys, &repo(&keys), &servers, audience, known).unwrap();
             let old = said(None);
@@ -244,8 +244,9 @@ mod tests {
     #[test]
     fn an_announcement_at_private_services_alone_says_so_and_goes_on_saying_so() {
         let keys = Keys::generate();
-        let [a, b] = ["a.example.com", "b.example.com"].map(|text| text.parse::<Target>().unwrap());
-        let said = |servers: &[Target], audience, known| {
+        let [a, b] =
+            ["a.example.com", "b.example.com"].map(|text| text.parse::<PushServer>().unwrap());
+        let said = |servers: &[PushServer], audience, known| {
             announce(&keys, &repo(&keys), servers, audience, known).unwrap()
         };
         let private = said(from_ref(&a), Audience::Members, None);

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
 use grasp_core::outbound::OutboundPolicy;
 use grasp_core::service::npub;
 use grasp_core::{RelayUrl, Version};
@@ -14,7 +13,8 @@ use nostr::filter::{Filter, MatchEventOptions};
 use nostr::key::Keys;
 use tokio::time::timeout;
 
-use crate::files;
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::files;
 
 /// Time for the whole answer of a relay to one request or event.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Refused {
     kind: Kind,
     /// The relay's message.
-    pub(crate) message: String,
+    pub(super) message: String,
 }
 
 /// The variable that names a file with certificate authorities for git.
@@ -33,7 +33,7 @@ const GIT_AUTHORITIES: &str = "GIT_SSL_CAINFO";
 
 /// Returns the means to connect to servers that the user named. Authorities that git trusts by its variable are trusted in
 /// addition to the public ones.
-pub(crate) fn outbound() -> Result<Outbound> {
+pub(super) fn outbound() -> Result<Outbound> {
     let roots = match std::env::var_os(GIT_AUTHORITIES) {
         Some(file) => files::roots_with(Path::new(&file)).with_context(|| {
             format!("could not use the authorities that {GIT_AUTHORITIES} names")
@@ -44,7 +44,7 @@ pub(crate) fn outbound() -> Result<Outbound> {
 }
 
 /// A connection to one relay.
-pub(crate) struct RelayClient {
+pub struct RelayClient {
     client: Client,
     timeout: Duration,
     /// The user, at relays that ask who it is.
@@ -56,14 +56,14 @@ const AUTH_REQUIRED: &str = "auth-required:";
 
 impl RelayClient {
     /// Connects to a relay that the user named.
-    pub(crate) async fn connect(relay: &RelayUrl) -> Result<Self> {
+    pub async fn connect(relay: &RelayUrl) -> Result<Self> {
         Self::connect_by(relay, &outbound()?).await
     }
 
     /// Connects to a relay that the operator named, by these means.
     pub(crate) async fn connect_by(relay: &RelayUrl, outbound: &Outbound) -> Result<Self> {
         let client = Client::connect(relay, outbound, &Limits::default()).await;
-        let client = client.map_err(|fault| anyhow::anyhow!("{fault}"))?;
+        let client = client.map_err(|fault| InstanceError::other_server(format!("{fault}")))?;
         Ok(Self {
             client,
             timeout: EXCHANGE_TIMEOUT,
@@ -73,7 +73,7 @@ impl RelayClient {
 
     /// Authenticates with these keys when the relay asks for that.
     #[must_use]
-    pub(crate) fn with_keys(self, keys: &Keys) -> Self {
+    pub fn with_keys(self, keys: &Keys) -> Self {
         let keys = Some(keys.clone());
         Self { keys, ..self }
     }
@@ -87,17 +87,17 @@ impl RelayClient {
         let (accepted, message) =
             answered.context("the relay did not answer an authentication in time")??;
         if !accepted {
-            bail!(
+            return Err(InstanceError::other_server(format!(
                 "the relay refused to authenticate {}: {message}",
                 npub(&keys.public_key())
-            );
+            )));
         }
         Ok(true)
     }
 
     /// Publishes an event. A relay that has it already, or a newer version of it, counts as success; any other refusal
     /// is an error.
-    pub(crate) async fn publish(&mut self, event: &Event) -> Result<()> {
+    pub async fn publish(&mut self, event: &Event) -> Result<()> {
         let (mut accepted, mut message) = self.publish_once(event).await?;
         if !accepted && message.starts_with(AUTH_REQUIRED) && self.authenticate().await? {
             (accepted, message) = self.publish_once(event).await?;
@@ -124,7 +124,7 @@ impl RelayClient {
 
     /// Returns the newest event of a relay that matches. Events that do not match, or have a wrong signature, are
     /// ignored.
-    pub(crate) async fn newest(&mut self, filter: &Filter) -> Result<Option<Event>> {
+    pub async fn newest(&mut self, filter: &Filter) -> Result<Option<Event>> {
         let asked = filter.clone().limit(1);
         let mut page = self.page(&asked).await?;
         let is_locked = |text: &str| text.starts_with(AUTH_REQUIRED);

@@ -8,7 +8,6 @@ use std::io::{Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
-use anyhow::{Context, Error, Result, anyhow, bail};
 use grasp_core::Identifier;
 use grasp_core::outbound::Provenance;
 use nostr::event::Event;
@@ -17,10 +16,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use super::Target;
-use crate::client::{Refused, outbound};
-use crate::log::is_control;
-use crate::private::authorization;
+use super::client::{Refused, outbound};
+use super::{PushServer, Warn};
+use crate::instance::authorization;
+use crate::instance::error::{Explain as _, InstanceError, MustAct, Result};
+use crate::instance::text::is_control;
 
 /// Changes that git pushes from the working copy itself. Over HTTP git compares each of them with every local ref, so
 /// more are pushed from a repository that has none.
@@ -28,14 +28,14 @@ const MAX_PLAIN_CHANGES: usize = 256;
 
 /// Branches and tags, and the branch that HEAD names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refs {
+pub struct WorkRefs {
     /// Object ids by ref name.
-    pub(crate) tips: BTreeMap<String, String>,
+    pub tips: BTreeMap<String, String>,
     /// The branch that HEAD names, if it is one of them.
-    pub(crate) head: Option<String>,
+    pub head: Option<String>,
 }
 
-impl Refs {
+impl WorkRefs {
     /// Returns the refspecs that make the branches and tags of a server equal to these.
     fn changes_from(&self, theirs: &BTreeMap<String, String>) -> Vec<String> {
         let set = self
@@ -49,13 +49,14 @@ impl Refs {
 }
 
 /// A repository at a server.
-pub(crate) struct Remote {
-    pub(crate) url: String,
+pub struct RemoteRepo {
+    /// Its URL.
+    pub url: String,
     /// The user's key, if the server is only for its members (GRASP-08).
-    pub(crate) member: Option<Keys>,
+    pub member: Option<Keys>,
 }
 
-impl Remote {
+impl RemoteRepo {
     /// Returns the setting by which git proves that it works for a member, for a minute from now.
     fn settings(&self) -> Result<Vec<(String, String)>> {
         let Some(keys) = &self.member else {
@@ -70,35 +71,37 @@ impl Remote {
 }
 
 /// A working copy.
-pub(crate) struct Work {
+pub struct Work {
     root: PathBuf,
 }
 
 impl Work {
     /// Opens the working copy that contains a directory.
-    pub(crate) async fn open(directory: &Path) -> Result<Self> {
+    pub async fn open(directory: &Path) -> Result<Self> {
         let root = git(directory, &["rev-parse", "--show-toplevel"]).await;
-        let root = root.map_err(|error| match error.is::<std::io::Error>() {
-            true => error,
-            false => error.context("not in a git working copy"),
-        });
-        Ok(Self { root: root?.into() })
+        let root = match root {
+            Err(error) if error.find::<std::io::Error>().is_none() => {
+                return Err(error).or_ask(MustAct::Caller, || "not in a git working copy");
+            }
+            root => root?,
+        };
+        Ok(Self { root: root.into() })
     }
 
     /// Returns the name of its directory as a repository name, if it can be one.
-    pub(crate) fn name(&self) -> Option<Identifier> {
+    pub fn name(&self) -> Option<Identifier> {
         self.root.file_name()?.to_str()?.parse().ok()
     }
 
     /// Returns git's common directory, which all worktrees share.
-    pub(crate) async fn git_dir(&self) -> Result<PathBuf> {
+    pub async fn git_dir(&self) -> Result<PathBuf> {
         let dir = git(&self.root, &["rev-parse", "--git-common-dir"]).await?;
         Ok(self.root.join(dir))
     }
 
     /// Returns the branches and tags that match one of the patterns; without a pattern, all. A pattern is one of
     /// `git for-each-ref`, with or without `refs/heads/` or `refs/tags/`.
-    pub(crate) async fn refs(&self, patterns: &[String]) -> Result<Refs> {
+    pub async fn refs(&self, patterns: &[String]) -> Result<WorkRefs> {
         let mut args = vec![
             "for-each-ref".to_owned(),
             FORMAT.to_owned(),
@@ -116,29 +119,31 @@ impl Work {
             .map(|(name, oid)| (name.to_owned(), oid.to_owned()))
             .collect();
         if tips.is_empty() && !patterns.is_empty() {
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "no branch and no tag matches --refs {}",
                 patterns.join(" --refs ")
-            );
+            )));
         }
         if tips.is_empty() {
-            bail!("there is nothing to push: commit something first");
+            return Err(InstanceError::caller(
+                "there is nothing to push: commit something first",
+            ));
         }
         let head = git(&self.root, &["symbolic-ref", "--quiet", "HEAD"])
             .await
             .ok();
         let head = head.filter(|head| tips.contains_key(head));
-        Ok(Refs { tips, head })
+        Ok(WorkRefs { tips, head })
     }
 
     /// Returns whether a ref of a server is at this object.
-    pub(crate) async fn remote_has(&self, remote: &Remote, oid: &str) -> bool {
+    pub async fn remote_has(&self, remote: &RemoteRepo, oid: &str) -> bool {
         let listed = self.git_at(remote, &["ls-remote", &remote.url]).await;
         listed.is_ok_and(|listed| listed.lines().any(|line| line.starts_with(oid)))
     }
 
     /// Returns the branches and tags of a server that would be lost: absent here, or not contained in ours.
-    pub(crate) async fn lacks(&self, refs: &Refs, remote: &Remote) -> Result<Vec<String>> {
+    pub async fn lacks(&self, refs: &WorkRefs, remote: &RemoteRepo) -> Result<Vec<String>> {
         let mut lost = Vec::new();
         for (name, theirs) in self.refs_at(remote).await? {
             let ours = refs.tips.get(&name);
@@ -151,7 +156,7 @@ impl Work {
 
     /// Fails if the working copy is a shallow clone and the refs of a server do not show that it has the history below it:
     /// the server would wait for that history after the state is published.
-    pub(crate) async fn check_history(&self, refs: &Refs, remote: &Remote) -> Result<()> {
+    pub async fn check_history(&self, refs: &WorkRefs, remote: &RemoteRepo) -> Result<()> {
         let Some(file) = self.shallow_file().await? else {
             return Ok(());
         };
@@ -173,11 +178,11 @@ impl Work {
         let new = run(command.stdin(input(&revisions)?)).await?;
         let new: BTreeSet<&str> = new.lines().collect();
         if boundary.lines().any(|oid| new.contains(oid)) {
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "this working copy is a shallow clone, and {} does not show that it has the history below; \
                  run git fetch --unshallow, and push again",
                 remote.url
-            );
+            )));
         }
         Ok(())
     }
@@ -190,7 +195,7 @@ impl Work {
     }
 
     /// Returns the branches and tags of a server.
-    async fn refs_at(&self, remote: &Remote) -> Result<BTreeMap<String, String>> {
+    async fn refs_at(&self, remote: &RemoteRepo) -> Result<BTreeMap<String, String>> {
         let patterns = ["refs/heads/*", "refs/tags/*"];
         let args = ["ls-remote", "--refs", &remote.url, patterns[0], patterns[1]];
         let listed = self.git_at(remote, &args).await?;
@@ -211,7 +216,7 @@ impl Work {
     }
 
     /// Pushes, so that the branches and tags of a server equal these.
-    pub(crate) async fn push_to(&self, remote: &Remote, refs: &Refs) -> Result<()> {
+    pub async fn push_to(&self, remote: &RemoteRepo, refs: &WorkRefs, warn: Warn) -> Result<()> {
         let changes = refs.changes_from(&self.refs_at(remote).await?);
         match changes.len() {
             0 => Ok(()),
@@ -222,14 +227,14 @@ impl Work {
                     .chain(changes);
                 let mut command = Command::new("git");
                 command.args(args).current_dir(&self.root);
-                run_push(command.envs(variables(remote.settings()?))).await
+                run_push(command.envs(variables(remote.settings()?)), warn).await
             }
-            _ => push_many(self, remote, &changes).await,
+            _ => push_many(self, remote, &changes, warn).await,
         }
     }
 
     /// Runs git for a server.
-    async fn git_at(&self, remote: &Remote, args: &[impl AsRef<OsStr>]) -> Result<String> {
+    async fn git_at(&self, remote: &RemoteRepo, args: &[impl AsRef<OsStr>]) -> Result<String> {
         let mut command = Command::new("git");
         command.args(args).current_dir(&self.root);
         run(command.envs(variables(remote.settings()?))).await
@@ -249,7 +254,7 @@ fn full(pattern: &str) -> Vec<String> {
 }
 
 /// Runs git and returns its standard output; its standard error is the error.
-pub(crate) async fn git(directory: &Path, args: &[impl AsRef<OsStr>]) -> Result<String> {
+pub async fn git(directory: &Path, args: &[impl AsRef<OsStr>]) -> Result<String> {
     run(Command::new("git").args(args).current_dir(directory)).await
 }
 
@@ -261,13 +266,12 @@ fn input(text: &str) -> Result<Stdio> {
     Ok(file.into())
 }
 
-/// Runs a push, and prints the warnings of the server.
-async fn run_push(command: &mut Command) -> Result<()> {
+/// Runs a push, and passes on the warnings of the server.
+async fn run_push(command: &mut Command, warn: Warn) -> Result<()> {
     let output = output(command).await?;
     for line in String::from_utf8_lossy(&output.stderr).lines() {
         if let Some(warning) = line.strip_prefix("remote: warning: ") {
-            let shown = warning.trim_end().replace(is_control, "?");
-            eprintln!("grasp: warning: {shown}");
+            warn(&warning.trim_end().replace(is_control, "?"));
         }
     }
     Ok(())
@@ -289,7 +293,11 @@ async fn output(command: &mut Command) -> Result<Output> {
     if !output.status.success() {
         let subcommand = command.as_std().get_args().next().unwrap_or_default();
         let message = String::from_utf8_lossy(&output.stderr);
-        bail!("git {}: {}", subcommand.to_string_lossy(), message.trim());
+        return Err(InstanceError::machine(format!(
+            "git {}: {}",
+            subcommand.to_string_lossy(),
+            message.trim()
+        )));
     }
     Ok(output)
 }
@@ -301,7 +309,7 @@ const REMOTE: &str = "grasp";
 ///
 /// Over HTTP git compares every ref that it pushes with every ref that it has, which takes seconds for some thousand.
 /// A repository without refs that borrows the objects of the working copy has none to compare with.
-async fn push_many(work: &Work, remote: &Remote, changes: &[String]) -> Result<()> {
+async fn push_many(work: &Work, remote: &RemoteRepo, changes: &[String], warn: Warn) -> Result<()> {
     let root = work.root.as_path();
     let objects = git(root, &["rev-parse", "--git-path", "objects"]).await?;
     let objects = fs::canonicalize(root.join(objects)).context("could not find git's objects")?;
@@ -319,7 +327,7 @@ async fn push_many(work: &Work, remote: &Remote, changes: &[String]) -> Result<(
         .env("GIT_DIR", dir.path());
     let mut settings = transport_settings(root).await;
     settings.extend(remote.settings()?);
-    run_push(command.envs(variables(settings))).await
+    run_push(command.envs(variables(settings)), warn).await
 }
 
 fn prepare(dir: &TempDir, objects: &Path, url: &str, changes: &[String]) -> std::io::Result<()> {
@@ -394,8 +402,9 @@ struct Size {
 }
 
 impl Size {
-    fn of(state: &Event, refs: &Refs) -> Self {
-        let (refs, bytes) = (refs.tips.len().max(1), state.as_json().len());
+    fn of(state: &Event, refs: &WorkRefs) -> Self {
+        let refs = refs.tips.len().max(1);
+        let bytes = state.as_json().len();
         Self {
             refs,
             bytes,
@@ -419,20 +428,20 @@ impl Size {
         }
     }
 
-    fn too_many(&self, server: &Target, limit: Limit) -> Error {
-        anyhow!(
+    fn too_many(&self, server: &PushServer, limit: Limit) -> InstanceError {
+        InstanceError::caller(format!(
             "{} refs are too many for {}, which takes about {} in one state; choose some with --refs, as in \
              --refs 'refs/heads/*' --refs 'refs/tags/v2.*'",
             self.refs,
             server.service,
             self.refs_within(limit)
-        )
+        ))
     }
 }
 
 /// Fails if the information document of a server says that a state is too large for it. Not every relay says so, and
 /// some close the connection at a message that is too large.
-pub(super) async fn check(server: &Target, state: &Event, refs: &Refs) -> anyhow::Result<()> {
+pub(super) async fn check(server: &PushServer, state: &Event, refs: &WorkRefs) -> Result<()> {
     let size = Size::of(state, refs);
     if size.bytes <= SMALL_STATE_BYTES {
         return Ok(());
@@ -464,15 +473,20 @@ fn limits(document: &[u8]) -> Vec<Limit> {
 }
 
 /// Adds to an error that the state may be too large for the server.
-pub(super) fn explain(error: Error, server: &Target, state: &Event, refs: &Refs) -> Error {
+pub(super) fn explain(
+    error: InstanceError,
+    server: &PushServer,
+    state: &Event,
+    refs: &WorkRefs,
+) -> InstanceError {
     let size = Size::of(state, refs);
     let limit = error
-        .downcast_ref::<Refused>()
+        .find::<Refused>()
         .and_then(|refused| largest(&refused.message));
     match limit {
         Some(limit) => size.too_many(server, limit),
         None if size.bytes <= SMALL_STATE_BYTES => error,
-        None => error.context(format!(
+        None => error.explained(format!(
             "{} did not take the state of {} refs ({} bytes); if that is too large for it, choose some with --refs",
             server.service, size.refs, size.bytes
         )),
@@ -501,7 +515,7 @@ mod tests {
         };
         let tips = refs(&[("heads/main", "2"), ("heads/same", "1"), ("tags/new", "3")]);
         let theirs = refs(&[("heads/main", "1"), ("heads/same", "1"), ("tags/old", "9")]);
-        let changes = Refs { tips, head: None }.changes_from(&theirs);
+        let changes = WorkRefs { tips, head: None }.changes_from(&theirs);
         let expected = ["+2:refs/heads/main", "+3:refs/tags/new", ":refs/tags/old"];
         assert_eq!(changes, expected);
     }
@@ -534,7 +548,7 @@ mod tests {
         assert!(size.exceeds(Limit::Tags(2_000)) && !size.exceeds(Limit::Tags(5_002)));
         assert_eq!(size.refs_within(Limit::Bytes(262_144)), 3_744);
         assert_eq!(size.refs_within(Limit::Tags(2_000)), 1_998);
-        let server: Target = "git.example.com".parse().unwrap();
+        let server: PushServer = "git.example.com".parse().unwrap();
         let text = size.too_many(&server, Limit::Bytes(262_144)).to_string();
         assert!(
             text.starts_with("5000 refs are too many for git.example.com, which takes about 3744"),

@@ -156,7 +156,8 @@ struct MessageState {
 impl UnfinishedMessage {
     /// Starts to count the bytes, within those of all connections.
     pub(crate) fn begin(&self, all: &SharedPool, claimant: Claimant) {
-        let (all, since) = (all.clone(), Instant::now());
+        let all = all.clone();
+        let since = Instant::now();
         *self.lock() = Some(MessageState {
             all,
             claimant,

@@ -185,7 +185,8 @@ impl<T: Send + 'static> Query<T> {
         let keys: Vec<_> = keys.into_iter().collect();
         let mut found = Vec::new();
         for keys in keys.chunks(KEYS_PER_READ) {
-            let (keys, values) = (Some(keys.to_vec()), self.values.clone());
+            let keys = Some(keys.to_vec());
+            let values = self.values.clone();
             found.extend(
                 engine
                     .rows(Self {
@@ -508,10 +509,8 @@ impl<E: StoreEngine> EventStore for EngineStore<E> {
             self.0.keys()?;
             let mut removed = 0;
             for batch in ids.chunks(REMOVALS_PER_COMMIT) {
-                let (wanted, batch) = (
-                    self.0.want(|_, wanted| wanted.remove(batch)),
-                    batch.to_vec(),
-                );
+                let wanted = self.0.want(|_, wanted| wanted.remove(batch));
+                let batch = batch.to_vec();
                 let remove = move |tables: &E::Tables<'_>| tables.remove(&batch);
                 removed += self.0.write(REMOVALS_PER_COMMIT, wanted, remove).await?;
             }

@@ -53,7 +53,7 @@ pub(crate) async fn stop<T>(queue: &mpsc::Sender<WriterCommand<T>>) {
 /// An error that several callers get.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-struct Shared(Arc<StoreError>);
+struct SharedError(Arc<StoreError>);
 
 /// Work for one transaction.
 pub(crate) trait WriteTask<E: StoreEngine>: Send {
@@ -113,7 +113,7 @@ where
             Ok(()) => self.outcome.ok_or(StoreError::Closed),
             Err((_, StoreError::Fenced)) => Err(StoreError::Fenced),
             Err((_, StoreError::Closed)) => Err(StoreError::Closed),
-            Err((error, _)) => Err(failure(Shared(Arc::clone(error)))),
+            Err((error, _)) => Err(failure(SharedError(Arc::clone(error)))),
         };
         // The caller may have stopped waiting.
         let _ = self.reply.send(answer);

@@ -259,7 +259,8 @@ pub(super) async fn restore_step<E: StoreEngine>(
     let found = Query::new(OF_CAUSE_SQL, values, |row| row.event(0));
     let found = engine.rows(found).await?;
     let mut is_done = found.len() < STEP_EVENTS;
-    let (mut events, mut rows) = (Vec::new(), 0);
+    let mut events = Vec::new();
+    let mut rows = 0;
     for event in found {
         if !fits(rows, write_cost(&event)) {
             is_done = false;

@@ -34,7 +34,7 @@ use nostr::types::Timestamp;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use self::connect::{Connector, WRITER_SETTINGS, pool_failure};
+use self::connect::{DatabaseConnector, WRITER_SETTINGS, pool_failure};
 use self::search::{Search, Unordered};
 use self::tables::PostgresTables;
 use self::values::{bytes, get, rows};
@@ -144,14 +144,15 @@ impl PostgresStore {
     ///
     /// Errors say where the database is and never the password.
     pub async fn connect(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
-        let mut connector = Connector::new(url)?;
+        let mut connector = DatabaseConnector::new(url)?;
         let (mut client, driver) = connector.first().await?;
         connect::migrate(&mut client).await?;
         let keys = Arc::new(RwLock::new(Arc::new(connect::load_keys(&client).await?)));
         let node_key = connect::load_node_key(&client).await?;
         let (commits, _) = watch::channel(lease::last_seq(&client).await?);
         driver.abort();
-        let (rules, epoch) = (Arc::new(options.rules), Arc::new(AtomicU64::new(0)));
+        let rules = Arc::new(options.rules);
+        let epoch = Arc::new(AtomicU64::new(0));
         let writer_pool = connector.pool(1, WRITER_SETTINGS)?;
         let writer = PostgresWriter::start(
             writer_pool.clone(),
@@ -397,7 +398,8 @@ impl PostgresEngine {
         mut search: Search,
         max: usize,
     ) -> Result<Option<Vec<Item>>, StoreError> {
-        let (mut items, most) = (Vec::new(), max.saturating_add(1).min(MAX_SLICE));
+        let mut items = Vec::new();
+        let most = max.saturating_add(1).min(MAX_SLICE);
         while let Some(found) = self.search(&mut search, most).await? {
             items.extend(found.iter().map(|found| item(found.at)));
             if items.len() > max {

@@ -293,7 +293,8 @@ pub(crate) trait Rules: Rows + Sized {
         by: Version,
         now: Timestamp,
     ) -> Result<u64, StoreError> {
-        let (key, by) = (self.keys().coordinate(coordinate), Position::of_version(by));
+        let key = self.keys().coordinate(coordinate);
+        let by = Position::of_version(by);
         let mut gone = 0;
         if let Some(head) = self.head(&key)?.filter(|head| head.at > by) {
             // Its owner may come back.
@@ -708,7 +709,8 @@ pub(crate) trait Deletions: Rows + Sized {
         if !self.includes_this_service(request) {
             return Ok(true);
         }
-        let (author, until) = (&request.pubkey, newest(request.created_at));
+        let author = &request.pubkey;
+        let until = newest(request.created_at);
         self.erase_hidden_by(author, until)?;
         let written = self.written_by(author, until)?;
         for seq in &written {

@@ -19,7 +19,7 @@ use instant_acme::{
 use super::Certificates;
 use super::certificate::{Certificate, CertificateError};
 use super::challenge::PendingChallenge;
-use super::schedule::{ChallengeKind, OrderRecord, Present, RenewalWindow, Step};
+use super::schedule::{ChallengeKind, OrderRecord, PresentCertificate, RenewalStep, RenewalWindow};
 use super::storage::{TlsItem, TlsStore, TlsStoreError};
 use crate::clock::Clock;
 
@@ -147,14 +147,16 @@ impl Acme {
             return Ok(());
         }
         let certificate = certificates.current().filter(|_| stored.is_usable());
-        let present = certificate.as_ref().map(|certificate| Present {
+        let present = certificate.as_ref().map(|certificate| PresentCertificate {
             validity: certificate.validity(),
             covers_domain: certificate.covers(&self.domain),
         });
         match record.next(self.now(), present) {
-            Step::WaitUntil(_) => Ok(()),
-            Step::AskRenewalInfo => self.ask_renewal_info(record, certificate.as_deref()).await,
-            Step::Order(challenge) => {
+            RenewalStep::WaitUntil(_) => Ok(()),
+            RenewalStep::AskRenewalInfo => {
+                self.ask_renewal_info(record, certificate.as_deref()).await
+            }
+            RenewalStep::Order(challenge) => {
                 self.attempt(record, challenge, certificate.as_deref())
                     .await
             }

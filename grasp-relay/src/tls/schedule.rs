@@ -46,7 +46,7 @@ impl ChallengeKind {
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum RenewalStep {
     /// Order a certificate, with this challenge.
     Order(ChallengeKind),
     /// Ask when to renew the present certificate.
@@ -57,7 +57,7 @@ pub(super) enum Step {
 
 /// The present certificate, as far as it matters for its renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Present {
+pub(super) struct PresentCertificate {
     pub(super) validity: Validity,
     /// It is for the domain of the server.
     pub(super) covers_domain: bool,
@@ -105,23 +105,23 @@ impl OrderRecord {
     }
 
     /// Returns the next step.
-    pub(super) fn next(&self, now: u64, present: Option<Present>) -> Step {
+    pub(super) fn next(&self, now: u64, present: Option<PresentCertificate>) -> RenewalStep {
         let due = self.due(present);
         if due > now {
             if self.ask_at <= now {
-                return Step::AskRenewalInfo;
+                return RenewalStep::AskRenewalInfo;
             }
-            return Step::WaitUntil(due.min(self.ask_at));
+            return RenewalStep::WaitUntil(due.min(self.ask_at));
         }
         let allowed = self.not_before.max(self.next_of_day(now));
         if allowed > now {
-            return Step::WaitUntil(allowed);
+            return RenewalStep::WaitUntil(allowed);
         }
-        Step::Order(self.next_challenge())
+        RenewalStep::Order(self.next_challenge())
     }
 
     /// Returns the time at which a new certificate is needed.
-    fn due(&self, present: Option<Present>) -> u64 {
+    fn due(&self, present: Option<PresentCertificate>) -> u64 {
         // A certificate that this ACME server did not issue may be one for tests.
         let Some(present) = present.filter(|it| it.covers_domain && !self.issued.is_empty()) else {
             return 0;
@@ -223,8 +223,8 @@ mod tests {
     }
 
     /// A certificate that was issued at this time for 90 days.
-    fn present(at: u64) -> Option<Present> {
-        Some(Present {
+    fn present(at: u64) -> Option<PresentCertificate> {
+        Some(PresentCertificate {
             validity: Validity {
                 not_before: at,
                 not_after: at + 90 * DAY,
@@ -245,14 +245,14 @@ mod tests {
     fn without_a_certificate_one_is_ordered_at_once() {
         assert_eq!(
             record().next(NOW, None),
-            Step::Order(ChallengeKind::TlsAlpn)
+            RenewalStep::Order(ChallengeKind::TlsAlpn)
         );
-        let other_domain = present(NOW).map(|present| Present {
+        let other_domain = present(NOW).map(|present| PresentCertificate {
             covers_domain: false,
             ..present
         });
         let step = with_certificate(NOW).next(NOW, other_domain);
-        assert_eq!(step, Step::Order(ChallengeKind::TlsAlpn));
+        assert_eq!(step, RenewalStep::Order(ChallengeKind::TlsAlpn));
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         let text = serde_json::to_string(&with_certificate(NOW)).unwrap();
         let read: OrderRecord = serde_json::from_str(&text).unwrap();
         let step = read.of_directory(DIRECTORY).next(NOW + 1, present(NOW));
-        assert!(matches!(step, Step::WaitUntil(_)), "{step:?}");
+        assert!(matches!(step, RenewalStep::WaitUntil(_)), "{step:?}");
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         let step = with_certificate(NOW)
             .of_directory("https://other.example/directory")
             .next(NOW + 1, present(NOW));
-        assert_eq!(step, Step::Order(ChallengeKind::TlsAlpn));
+        assert_eq!(step, RenewalStep::Order(ChallengeKind::TlsAlpn));
     }
 
     #[test]
@@ -276,15 +276,24 @@ mod tests {
         let mut record = with_certificate(NOW);
         record.ask_at = u64::MAX;
         let due = NOW + 60 * DAY;
-        assert_eq!(record.next(due - 1, present(NOW)), Step::WaitUntil(due));
-        assert!(matches!(record.next(due, present(NOW)), Step::Order(_)));
+        assert_eq!(
+            record.next(due - 1, present(NOW)),
+            RenewalStep::WaitUntil(due)
+        );
+        assert!(matches!(
+            record.next(due, present(NOW)),
+            RenewalStep::Order(_)
+        ));
     }
 
     #[test]
     fn the_acme_server_decides_when_to_renew() {
         let mut record = with_certificate(NOW);
         let asked = NOW + 6 * HOUR;
-        assert_eq!(record.next(asked, present(NOW)), Step::AskRenewalInfo);
+        assert_eq!(
+            record.next(asked, present(NOW)),
+            RenewalStep::AskRenewalInfo
+        );
         let window = RenewalWindow {
             start: NOW + DAY,
             end: NOW + 2 * DAY,
@@ -298,7 +307,7 @@ mod tests {
         record.told(asked + 2, Some(past), None, 0);
         assert!(matches!(
             record.next(asked + 2, present(NOW)),
-            Step::Order(_)
+            RenewalStep::Order(_)
         ));
         let far = RenewalWindow {
             start: NOW + 900 * DAY,
@@ -314,13 +323,13 @@ mod tests {
         let (mut now, mut attempts) = (NOW, Vec::new());
         while now < NOW + 7 * DAY {
             match record.next(now, None) {
-                Step::Order(challenge) => {
+                RenewalStep::Order(challenge) => {
                     attempts.push((now, challenge));
                     record.began(now);
                     record.failed(now, "connection refused".into(), None);
                 }
-                Step::WaitUntil(at) => now = at.max(now + 1),
-                Step::AskRenewalInfo => panic!("there is nothing to ask about"),
+                RenewalStep::WaitUntil(at) => now = at.max(now + 1),
+                RenewalStep::AskRenewalInfo => panic!("there is nothing to ask about"),
             }
         }
         let kinds: Vec<_> = attempts.iter().take(3).map(|(_, kind)| *kind).collect();
@@ -344,14 +353,17 @@ mod tests {
         record.failed(NOW, "too many".into(), Some(Duration::from_secs(30 * HOUR)));
         let text = serde_json::to_string(&record).unwrap();
         let read: OrderRecord = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.next(NOW + 1, None), Step::WaitUntil(NOW + 30 * HOUR));
+        assert_eq!(
+            read.next(NOW + 1, None),
+            RenewalStep::WaitUntil(NOW + 30 * HOUR)
+        );
     }
 
     #[test]
     fn a_crash_during_an_order_counts_as_a_failure() {
         let mut record = record();
         record.began(NOW);
-        assert_eq!(record.next(NOW, None), Step::WaitUntil(NOW + 5));
+        assert_eq!(record.next(NOW, None), RenewalStep::WaitUntil(NOW + 5));
     }
 
     #[test]
@@ -360,16 +372,16 @@ mod tests {
         for hour in 0..MAX_PER_DAY as u64 {
             assert!(matches!(
                 record.next(NOW + hour * HOUR, None),
-                Step::Order(_)
+                RenewalStep::Order(_)
             ));
             record.began(NOW + hour * HOUR);
             record.issued(NOW + hour * HOUR, ChallengeKind::Http);
         }
         let step = record.next(NOW + 5 * HOUR, None);
-        assert_eq!(step, Step::WaitUntil(NOW + DAY));
+        assert_eq!(step, RenewalStep::WaitUntil(NOW + DAY));
         assert_eq!(
             record.next(NOW + DAY, None),
-            Step::Order(ChallengeKind::Http)
+            RenewalStep::Order(ChallengeKind::Http)
         );
     }
 }

@@ -265,7 +265,7 @@ const MAX_MISSING_SHOWN: usize = 3;
 
 /// A hosted repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RepoRow {
+pub struct RepositoryRow {
     /// The owner, as npub.
     pub owner: String,
     /// The identifier.

@@ -57,13 +57,13 @@ pub struct Series {
 
 /// The rings of all figures.
 #[derive(Clone, Debug)]
-pub struct History {
+pub struct FigureHistory {
     last: Option<Sample>,
     minutes: Ring,
     quarters: Ring,
 }
 
-impl Default for History {
+impl Default for FigureHistory {
     fn default() -> Self {
         Self {
             last: None,
@@ -73,7 +73,7 @@ impl Default for History {
     }
 }
 
-impl History {
+impl FigureHistory {
     /// Adds a reading of this time, in Unix seconds. The first one is the base of the counters.
     pub fn record(&mut self, now: u64, sample: Sample) {
         let before = self.last.unwrap_or(sample).values();
@@ -183,7 +183,7 @@ mod tests {
     /// An even minute and quarter.
     const START: u64 = 900 * 2_000_000;
 
-    fn hour(history: &History, now: u64, place: usize) -> Vec<Option<u64>> {
+    fn hour(history: &FigureHistory, now: u64, place: usize) -> Vec<Option<u64>> {
         let series = history.series(now);
         let hour = &series[place].hour;
         assert_eq!((hour.len(), series[place].day.len()), (60, 96));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn counters_grow_within_a_minute_and_levels_are_the_highest() {
-        let mut history = History::default();
+        let mut history = FigureHistory::default();
         history.record(START, sample(100, 5));
         history.record(START + 20, sample(103, 9));
         history.record(START + 50, sample(104, 1));
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn gap_has_no_values_and_old_values_leave() {
-        let mut history = History::default();
+        let mut history = FigureHistory::default();
         history.record(START, sample(1, 0));
         history.record(START + 120, sample(2, 0));
         assert_eq!(
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn clock_that_is_set_back_breaks_nothing() {
-        let mut history = History::default();
+        let mut history = FigureHistory::default();
         history.record(START, sample(1, 0));
         history.record(START - 5_000, sample(4, 0));
         history.record(0, sample(4, 0));
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn restart_of_a_counter_is_no_growth() {
-        let mut history = History::default();
+        let mut history = FigureHistory::default();
         history.record(START, sample(100, 0));
         history.record(START + 1, sample(3, 0));
         history.record(START + 2, sample(5, 0));
@@ -252,6 +252,6 @@ mod tests {
 
     #[test]
     fn nothing_recorded_is_nothing_known() {
-        assert_eq!(hour(&History::default(), START, 0), [None; 4]);
+        assert_eq!(hour(&FigureHistory::default(), START, 0), [None; 4]);
     }
 }

@@ -13,7 +13,7 @@ use nostr::filter::Filter;
 use nostr::key::PublicKey;
 use tokio::sync::Mutex;
 
-use super::figures::RepoRow;
+use super::figures::RepositoryRow;
 use crate::clock::Clock;
 use crate::store::{self, EventStore, StoreError};
 
@@ -54,7 +54,7 @@ struct ListingInner {
 #[derive(Clone, Debug, Default)]
 pub struct RepositoryList {
     /// One row per repository, the latest active first.
-    pub rows: Vec<RepoRow>,
+    pub rows: Vec<RepositoryRow>,
     /// There may be more, announced longer ago.
     pub is_cut: bool,
     /// A text that changes with the rows.
@@ -63,7 +63,7 @@ pub struct RepositoryList {
 
 impl RepositoryList {
     /// Creates a list of these rows.
-    pub(crate) fn new(rows: Vec<RepoRow>, is_cut: bool) -> Self {
+    pub(crate) fn new(rows: Vec<RepositoryRow>, is_cut: bool) -> Self {
         let mut engine = sha256::HashEngine::default();
         for row in &rows {
             engine.input(row.path.as_bytes());
@@ -152,25 +152,29 @@ impl ListingInner {
     }
 
     /// Reads the announcements of hosted repositories, of the newest that a filter matches.
-    async fn announced(&self, filter: Filter, max: usize) -> Result<Announced, StoreError> {
+    async fn announced(
+        &self,
+        filter: Filter,
+        max: usize,
+    ) -> Result<HostedAnnouncements, StoreError> {
         let events = self.events(filter.limit(max)).await?;
         let parsed = events
             .iter()
             .filter_map(|event| Announcement::parse(event).ok());
-        Ok(Announced {
+        Ok(HostedAnnouncements {
             is_cut: events.len() >= max,
             hosted: parsed.filter(|it| (self.is_hosted)(it)).collect(),
         })
     }
 
-    fn list(&self, announced: &Announced, states: &[Event]) -> RepositoryList {
+    fn list(&self, announced: &HostedAnnouncements, states: &[Event]) -> RepositoryList {
         let signed = |state: &State| (state.version.created_at.as_secs(), state.refs.len() as u64);
         let states = states.iter().filter_map(|event| State::parse(event).ok());
         let states = states
             .map(|state| (state.repo.clone(), signed(&state)))
             .collect();
         let rows = announced.hosted.iter().map(|it| self.row(it, &states));
-        let mut rows: Vec<RepoRow> = rows.collect();
+        let mut rows: Vec<RepositoryRow> = rows.collect();
         rows.sort_by(|a, b| {
             b.active_at
                 .cmp(&a.active_at)
@@ -183,7 +187,7 @@ impl ListingInner {
         store::events(&*self.store, filter, self.clock.now().unix).await
     }
 
-    fn row(&self, announcement: &Announcement, states: &States) -> RepoRow {
+    fn row(&self, announcement: &Announcement, states: &States) -> RepositoryRow {
         let repo = &announcement.repo;
         let announced = announcement.version.created_at.as_secs();
         // The newest state by the owner and the listed maintainers.
@@ -200,7 +204,7 @@ impl ListingInner {
         };
         let state = authors.filter_map(of).max();
         let name = announcement.name.clone().filter(|name| !name.is_empty());
-        RepoRow {
+        RepositoryRow {
             owner: npub(&repo.owner),
             identifier: repo.identifier.to_string(),
             name: name.unwrap_or_else(|| repo.identifier.to_string()),
@@ -215,7 +219,7 @@ impl ListingInner {
 }
 
 /// The announcements of hosted repositories, perhaps not all.
-struct Announced {
+struct HostedAnnouncements {
     hosted: Vec<Announcement>,
     is_cut: bool,
 }

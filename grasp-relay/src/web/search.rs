@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nostr::event::EventId;
 
 use super::RepositoryList;
-use super::figures::RepoRow;
+use super::figures::RepositoryRow;
 
 /// The words of one search.
 const MAX_WORDS: usize = 8;
@@ -76,7 +76,7 @@ fn is_extension(word: &str) -> bool {
     key.is_some_and(is_key) && !word.contains("://")
 }
 
-fn more(row: &RepoRow) -> String {
+fn more(row: &RepositoryRow) -> String {
     format!("{} {} {}", row.description, row.topics.join(" "), row.owner)
 }
 
@@ -84,14 +84,14 @@ fn more(row: &RepoRow) -> String {
 mod tests {
     use super::*;
 
-    fn row(name: &str, description: &str, topics: &[&str]) -> RepoRow {
-        RepoRow {
+    fn row(name: &str, description: &str, topics: &[&str]) -> RepositoryRow {
+        RepositoryRow {
             owner: "npub1owner".into(),
             identifier: name.into(),
             name: name.into(),
             description: description.into(),
             topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
-            ..RepoRow::default()
+            ..RepositoryRow::default()
         }
     }
 

@@ -110,22 +110,22 @@ impl ServerRows {
     }
 
     /// Returns the colour class of the whole: all in step, some known not to be, or too little known.
-    fn verdict(&self) -> Verdict {
+    fn verdict(&self) -> ServerVerdict {
         if self.in_step == self.servers.len() {
-            return Verdict::Good;
+            return ServerVerdict::Good;
         }
         let is_unknown = |row: &ServerRow| !row.is_in_step() && row.refs == RefsRow::Unknown;
         let unknown = self.servers.iter().filter(|row| is_unknown(row)).count();
         if self.in_step + unknown == self.servers.len() {
-            Verdict::Unknown
+            ServerVerdict::Unknown
         } else {
-            Verdict::Odd
+            ServerVerdict::Odd
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum ServerVerdict {
     Good,
     Odd,
     Unknown,
@@ -224,9 +224,9 @@ pub(crate) fn json(rows: &ServerRows) -> String {
 pub(crate) fn badge(rows: &ServerRows) -> String {
     let text = rows.text();
     let colour = match rows.verdict() {
-        Verdict::Good => "#1a7f37",
-        Verdict::Odd => "#9a6700",
-        Verdict::Unknown => "#59636e",
+        ServerVerdict::Good => "#1a7f37",
+        ServerVerdict::Odd => "#9a6700",
+        ServerVerdict::Unknown => "#59636e",
     };
     let width = 7 * text.chars().count() + 10;
     let markup = html! {

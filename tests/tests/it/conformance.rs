@@ -620,11 +620,11 @@ fn each_rule_names_its_tests() {
 fn file_of(module: &str) -> String {
     let (place, module) = module.split_once("::").unwrap_or((module, ""));
     match place {
-        "bin" => format!("grasp-bin/src/{module}.rs"),
         "core" => format!("grasp-core/src/{module}.rs"),
         "gate" => "grasp-relay/src/server/gate.rs".to_owned(),
         "git" => format!("grasp-purgatory/src/git/{module}.rs"),
         "relay" => format!("grasp-relay/tests/it/{module}.rs"),
+        "server" => format!("grasp-relay/src/instance/{module}.rs"),
         "session" => format!("grasp-relay/src/nostr/session/{module}.rs"),
         "sync" => format!("grasp-sync/tests/{module}.rs"),
         module => format!("tests/tests/it/{module}.rs"),

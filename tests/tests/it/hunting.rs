@@ -6,8 +6,8 @@ mod targets;
 
 use std::time::{Duration, Instant};
 
-use grasp_bin::Settings;
 use grasp_core::outbound::OutboundPolicy;
+use grasp_relay::instance::Settings;
 use grasp_tests::{Author, Behaviour, GitServer, Instance, Workdir, eventually};
 use nostr::event::Event;
 

@@ -24,7 +24,7 @@ async fn until_identified(instance: &Instance) -> Vec<Event> {
     .await
 }
 
-fn public(settings: &mut grasp_bin::Settings) {
+fn public(settings: &mut grasp_relay::instance::Settings) {
     *settings = settings
         .clone()
         .reached_at("git.example.com".parse().unwrap());

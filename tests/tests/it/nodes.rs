@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use futures_util::{SinkExt as _, StreamExt as _};
-use grasp_bin::Server;
 use grasp_core::{Now, RepoId};
 use grasp_relay::Clock;
+use grasp_relay::instance::Server;
 use grasp_tests::{
     Author, Convergence, Postgres, S3Fault, ServerClient, Workdir, eventually_async, http, post,
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use grasp_bin::{OutboxMode, PrivateSettings};
+use grasp_relay::instance::{OutboxMode, PrivateSettings};
 use grasp_tests::{Author, Instance, PlainRelay, Settings, Workdir, eventually, eventually_async};
 use nostr::event::Event;
 

@@ -357,7 +357,8 @@ async fn a_full_disk_while_unpacking_is_reported_as_such() {
         ..Settings::default()
     };
     // By default, nine tenths of the disk are the quota, which would refuse the push before it is unpacked.
-    let unlimited = |settings: &mut grasp_bin::Settings| settings.quota.total_bytes = Some(1 << 30);
+    let unlimited =
+        |settings: &mut grasp_relay::instance::Settings| settings.quota.total_bytes = Some(1 << 30);
     let instance = Instance::with_settings_and(settings, unlimited).await;
     check_full_disk(hosted_by(instance).await).await;
 }

@@ -131,7 +131,9 @@ struct World {
 impl World {
     async fn new() -> Self {
         // Nobody confirms: every page is shown that there is.
-        let never = |settings: &mut grasp_bin::Settings| settings.pages.confirm = Confirm::Never;
+        let never = |settings: &mut grasp_relay::instance::Settings| {
+            settings.pages.confirm = Confirm::Never
+        };
         let instance = Instance::with_settings_and(Settings::one_process(), never).await;
         let alice = Author::new();
         let work = instance.host(&alice, "x").await;

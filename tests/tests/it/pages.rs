@@ -23,7 +23,7 @@ impl Site {
         Self::with(|_| ()).await
     }
 
-    pub(crate) async fn with(choose: impl FnOnce(&mut grasp_bin::Settings)) -> Self {
+    pub(crate) async fn with(choose: impl FnOnce(&mut grasp_relay::instance::Settings)) -> Self {
         Self::on(Instance::with(choose).await).await
     }
 

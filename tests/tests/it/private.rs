@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
-use grasp_bin::PrivateSettings;
 use grasp_core::ServiceIdentity;
 use grasp_core::service::npub;
+use grasp_relay::instance::PrivateSettings;
 use grasp_tests::wire::pkt;
 use grasp_tests::{Author, Instance, Settings, Workdir, eventually_async, request_head};
 use nostr::event::Event;
@@ -618,7 +618,7 @@ async fn two_private_services_sync_events_and_git_data() {
 }
 
 /// Changes the settings of a private service.
-type Change = fn(&mut grasp_bin::Settings);
+type Change = fn(&mut grasp_relay::instance::Settings);
 
 #[tokio::test]
 async fn a_service_that_could_not_be_private_is_refused() {
@@ -647,12 +647,13 @@ async fn a_service_that_could_not_be_private_is_refused() {
     for (expected, change) in cases {
         let dir = tempfile::tempdir().unwrap();
         let service = "127.0.0.1:7334".parse().unwrap();
-        let mut settings = grasp_bin::Settings::new(service, dir.path());
+        let mut settings = grasp_relay::instance::Settings::new(service, dir.path());
         settings.private.enabled = true;
         settings.private.members = [key].into();
         change(&mut settings);
-        let store = grasp_bin::open_store(&settings).await.unwrap();
-        let opened = grasp_bin::Server::open_on(&settings, store, grasp_relay::Clock::system());
+        let store = grasp_relay::instance::open_store(&settings).await.unwrap();
+        let opened =
+            grasp_relay::instance::Server::open_on(&settings, store, grasp_relay::Clock::system());
         let error = opened.await.err().map(|error| format!("{error:#}"));
         assert!(
             error.as_ref().is_some_and(|error| error.contains(expected)),

@@ -146,7 +146,7 @@ async fn remove(instance: Instance, owner: &Author, way: Way) -> Instance {
             owner.later(2).announce("x", &elsewhere)
         }
         Way::Ban => {
-            let banned = |settings: &mut grasp_bin::Settings| {
+            let banned = |settings: &mut grasp_relay::instance::Settings| {
                 _ = settings.policy.bans.repos.insert(repo);
             };
             return instance.restart_with(banned).await;

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use grasp_bin::OwnRelay;
 use grasp_core::kinds;
 use grasp_core::nostr::types::Timestamp;
 use grasp_purgatory::driver::RepoNews;
 use grasp_relay::ingest::Outcome;
+use grasp_relay::instance::OwnRelay;
 use grasp_sync::local::{News, SyncedRelay};
 use grasp_tests::{Author, Instance, Workdir, are_nodes_wanted};
 

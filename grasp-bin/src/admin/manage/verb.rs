@@ -46,9 +46,9 @@ mod tests {
     use nostr::event::EventId;
     use serde_json::json;
 
-    use super::change::Subject;
+    use super::change::BanSubject;
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, CliCommand};
 
     const NPUB: &str = "npub10xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqpkge6d";
 
@@ -57,7 +57,7 @@ mod tests {
             .into_iter()
             .chain(words.split_whitespace());
         let cli = Cli::try_parse_from(words).unwrap();
-        let Command::Admin(args) = cli.command else {
+        let CliCommand::Admin(args) = cli.command else {
             panic!("not grasp admin")
         };
         args.verb.calls().unwrap()
@@ -116,6 +116,6 @@ mod tests {
         assert_eq!(ban, [call(Method::BanEvent, json!([id.to_hex()]))]);
         let unban = calls(&format!("unban {note}"));
         assert_eq!(unban[0].method, "allowevent");
-        assert!("note1x".parse::<Subject>().is_err());
+        assert!("note1x".parse::<BanSubject>().is_err());
     }
 }

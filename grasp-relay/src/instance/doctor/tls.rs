@@ -8,15 +8,16 @@ use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use grasp_core::ServiceIdentity;
-use grasp_relay::tls::Certificate;
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 
 use self::caa::Caa;
-use super::Finding;
-use crate::admin::{AdminRequest, request};
-use crate::config::Config;
-use crate::server::tls::{TlsMode, TlsSettings};
+use super::{Deployment, Finding};
+use crate::instance::admin::{AdminRequest, request};
+use crate::instance::error::Result;
+use crate::instance::server::tls::{TlsMode, TlsSettings};
+use crate::tls::Certificate;
+use crate::web::figures::Status;
 
 /// The time that the resolver may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,25 +26,25 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 const LEAST_SHARE_LEFT: u32 = 6;
 
 /// Runs all checks of this machine that matter for TLS.
-pub(super) fn local_findings(config: &Config) -> Vec<Finding> {
-    let tls = &config.settings.tls;
+pub(super) fn local_findings(deployment: &Deployment) -> Vec<Finding> {
+    let tls = &deployment.settings.tls;
     if tls.mode == TlsMode::Off {
         return Vec::new();
     }
     let mut findings = vec![
-        port("TLS port", "tls.listen", &tls.tls_addresses(), config),
-        port("HTTP port", "tls.http", &tls.http_addresses(), config),
+        port("TLS port", "tls.listen", &tls.tls_addresses(), deployment),
+        port("HTTP port", "tls.http", &tls.http_addresses(), deployment),
     ];
-    if let (TlsMode::Files, Some(domain)) = (tls.mode, &config.domain) {
+    if let (TlsMode::Files, Some(domain)) = (tls.mode, &deployment.domain) {
         findings.push(files(tls, domain));
     }
     findings
 }
 
 /// Checks what DNS says about the domain, and whether public connections can arrive.
-pub(super) async fn network_findings(config: &Config) -> Vec<Finding> {
-    let tls = &config.settings.tls;
-    let (true, Some(domain)) = (tls.mode != TlsMode::Off, &config.domain) else {
+pub(super) async fn network_findings(deployment: &Deployment) -> Vec<Finding> {
+    let tls = &deployment.settings.tls;
+    let (true, Some(domain)) = (tls.mode != TlsMode::Off, &deployment.domain) else {
         return Vec::new();
     };
     let mut findings = vec![dns(domain).await];
@@ -58,7 +59,7 @@ fn port(
     subject: &'static str,
     key: &'static str,
     addresses: &[SocketAddr],
-    config: &Config,
+    deployment: &Deployment,
 ) -> Finding {
     let mut failure = None;
     for address in addresses {
@@ -70,8 +71,7 @@ fn port(
     let Some((address, error)) = failure else {
         return Finding::skipped(subject, "there is no address");
     };
-    let status: anyhow::Result<grasp_relay::web::figures::Status> =
-        request(&config.admin_socket(), AdminRequest::Status);
+    let status: Result<Status> = request(&deployment.settings.admin_socket(), AdminRequest::Status);
     if status.is_ok_and(|status| status.certificate_days_left.is_some()) {
         return Finding::good(subject, format!("{address} is served"));
     }
@@ -246,18 +246,18 @@ mod tests {
     #[test]
     fn a_taken_port_fails_and_a_free_one_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = Config::default();
-        config.settings.data_dir = dir.path().into();
+        let mut deployment = crate::instance::doctor::tests::deployed_at(None);
+        deployment.settings.data_dir = dir.path().into();
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
-        let check = |config: &Config| port("TLS port", "tls.listen", &[address], config);
-        let bad = check(&config);
+        let check = |it: &Deployment| port("TLS port", "tls.listen", &[address], it);
+        let bad = check(&deployment);
         assert!(
             bad.is_failed() && bad.to_string().contains("set tls.listen"),
             "{bad}"
         );
         drop(taken);
-        assert!(!check(&config).is_failed());
+        assert!(!check(&deployment).is_failed());
     }
 
     #[tokio::test]

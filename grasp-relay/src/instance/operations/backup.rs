@@ -1,30 +1,26 @@
-//! `grasp backup`: a consistent copy of a server's data, while it runs or not.
+//! A consistent copy of a server's data, while it runs or not.
 //!
 //! The database is copied first, as it is at one moment. Then the packs that the copy names get a second name in the
 //! backup: they never change. A running server may replace a pack in between; then the database is copied again, and
 //! only packs that are not in the backup yet are looked for.
 
-use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::ExitCode;
 use std::{fs, io};
 
-use anyhow::{Context, Result, bail};
 use grasp_core::service::Endpoint;
 use grasp_purgatory::database::Database as _;
 use grasp_purgatory::git::NamedFiles;
-use grasp_relay::store::sqlite::SqliteReader;
-use grasp_relay::web::format_count;
 use nostr::types::Timestamp;
 
 use super::{
     DATABASE_REMEDY, LostPacks, Manifest, REPOSITORIES, StoredData, copy, repository_name,
 };
-use crate::block_on;
-use crate::config::Config;
-use crate::files::create_private_dir;
-use crate::server::{DATABASE, RELAY_RECORDS};
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::files::create_private_dir;
+use crate::instance::server::{DATABASE, RELAY_RECORDS};
+use crate::instance::settings::Settings;
+use crate::store::sqlite::SqliteReader;
 
 /// File of the service's key in a backup.
 pub(super) const SERVICE_KEY: &str = "service.key";
@@ -32,15 +28,35 @@ pub(super) const SERVICE_KEY: &str = "service.key";
 /// Times that the database is copied because packs were replaced meanwhile.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Copies the data of a server into a new directory. The exit code says whether everything was there to be copied.
-pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
-    let data = StoredData::of_server(&config.settings)?;
+/// What a database with its packs has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredCounts {
+    /// Number of repositories.
+    pub repositories: u64,
+    /// Number of packs.
+    pub packs: u64,
+}
+
+/// What a backup has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackedUp {
+    /// What was copied.
+    pub counts: StoredCounts,
+    /// Packs that could not be copied, because the server had lost them before.
+    pub lost: LostPacks,
+}
+
+/// Copies the data of a server into a new directory.
+pub async fn back_up(settings: &Settings, dir: &Path) -> Result<BackedUp> {
+    let data = StoredData::of_server(settings)?;
     prepare(dir).with_context(|| format!("could not use {} for a backup", dir.display()))?;
-    let (lost, summary) = block_on(copy_data(&data, dir))?;
+    let backed_up = copy_data(&data, dir).await?;
     let mut files = vec![DATABASE];
     let others = [
-        (config.settings.service_key(), SERVICE_KEY),
-        (config.settings.data_dir.join(RELAY_RECORDS), RELAY_RECORDS),
+        (settings.service_key(), SERVICE_KEY),
+        (settings.data_dir.join(RELAY_RECORDS), RELAY_RECORDS),
     ];
     for (from, name) in others {
         if from
@@ -51,20 +67,10 @@ pub(crate) fn run(config: &Config, dir: &Path) -> Result<ExitCode> {
             files.push(name);
         }
     }
+    let lost = backed_up.lost.clone();
     let manifest = Manifest::of(dir, &files, lost, Timestamp::now().as_secs())?;
     manifest.write(dir)?;
-    println!("backed up {summary} to {}", dir.display());
-    for (repo, packs) in &manifest.lost {
-        let packs = format_count(packs.len() as u64, "pack", "packs");
-        println!(
-            "damaged: {repo}: {packs} could not be copied; `grasp check --repair` fetches what is missing"
-        );
-    }
-    Ok(if manifest.lost.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(backed_up)
 }
 
 /// Makes an empty directory that only its owner can read.
@@ -76,8 +82,8 @@ fn prepare(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
 }
 
-/// Copies database and packs, and returns the packs that are lost, and a summary.
-async fn copy_data(data: &StoredData, dir: &Path) -> Result<(LostPacks, String)> {
+/// Copies database and packs.
+async fn copy_data(data: &StoredData, dir: &Path) -> Result<BackedUp> {
     let file = dir.join(DATABASE);
     for _ in 0..MAX_ATTEMPTS {
         data.database
@@ -85,13 +91,18 @@ async fn copy_data(data: &StoredData, dir: &Path) -> Result<(LostPacks, String)>
             .context("could not copy the database")?;
         let copy = SqliteReader::open(&file).context("could not open the copy of the database")?;
         if let Some(fault) = copy.integrity_check()?.first() {
-            bail!("the database is damaged: {fault}; {DATABASE_REMEDY}");
+            return Err(InstanceError::damage(format!(
+                "the database is damaged: {fault}; {DATABASE_REMEDY}"
+            )));
         }
         if let Some(lost) = copy_packs(data, &copy, dir).await? {
-            return Ok((lost, summary(&copy).await?));
+            let counts = counts(&copy).await?;
+            return Ok(BackedUp { counts, lost });
         }
     }
-    bail!("the server replaced packs {MAX_ATTEMPTS} times meanwhile; try again")
+    Err(InstanceError::caller(format!(
+        "the server replaced packs {MAX_ATTEMPTS} times meanwhile; try again"
+    )))
 }
 
 /// Copies the packs that a copy of the database names; `None` if some were replaced meanwhile.
@@ -119,19 +130,17 @@ async fn copy_packs(
     Ok(Some(all_lost))
 }
 
-/// Returns what a database has, in words.
-pub(super) async fn summary(database: &SqliteReader) -> Result<String> {
-    let (mut repositories, mut packs) = (0, 0);
+/// Returns what a database has.
+pub(super) async fn counts(database: &SqliteReader) -> Result<StoredCounts> {
+    let mut counts = StoredCounts {
+        repositories: 0,
+        packs: 0,
+    };
     for endpoint in [Endpoint::Repository, Endpoint::PullRequests] {
-        repositories += database.repositories(endpoint).await?.len();
-        packs += database
-            .packs(endpoint)
-            .await?
-            .values()
-            .map(BTreeSet::len)
-            .sum::<usize>();
+        counts.repositories += database.repositories(endpoint).await?.len() as u64;
+        for packs in database.packs(endpoint).await?.values() {
+            counts.packs += packs.len() as u64;
+        }
     }
-    let repositories = format_count(repositories as u64, "repository", "repositories");
-    let packs = format_count(packs as u64, "pack", "packs");
-    Ok(format!("the database, {repositories} and {packs}"))
+    Ok(counts)
 }

@@ -1,30 +1,28 @@
-//! `grasp check`: finds what is missing or damaged on disk, and has it repaired.
+//! Finds what is missing or damaged on disk, and has it repaired.
 
 mod events;
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
 use grasp_core::RepoId;
 use grasp_core::service::Endpoint;
 use grasp_purgatory::git::{Examination, PackFault, RepoStore};
-use grasp_relay::web::format_count;
 use nostr::key::PublicKey;
 use nostr::types::Timestamp;
 use serde::Serialize;
 
 use self::events::InvalidEvent;
-use super::{DATABASE_REMEDY, StoredData, database_remedy, repository_name};
-use crate::admin::{AdminRequest, AdminSocket, request};
-use crate::block_on;
-use crate::config::Config;
-use crate::server::{open_contributors, open_repos, open_store};
+use super::{DATABASE_REMEDY, StoredData, repository_name};
+use crate::instance::admin::{AdminRequest, AdminSocket, request};
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::server::{open_contributors, open_repos, open_store};
+use crate::instance::settings::Settings;
+use crate::web::format_count;
 
 /// Time that the server is given to fetch what is missing.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -39,7 +37,7 @@ const MAX_EVENTS_NAMED: usize = 100;
 const MAX_PACKS_NAMED: usize = 3;
 
 /// Reads a repository as the operator names it: a coordinate, or `npub/identifier`.
-pub(crate) fn parse_repository(text: &str) -> Result<RepoId, &'static str> {
+pub fn parse_repository(text: &str) -> Result<RepoId, &'static str> {
     const EXPECTED: &str = "expected 30617:PUBLIC_KEY:IDENTIFIER or NPUB/IDENTIFIER";
     if let Ok(repo) = text.parse() {
         return Ok(repo);
@@ -56,19 +54,19 @@ pub(crate) fn parse_repository(text: &str) -> Result<RepoId, &'static str> {
 }
 
 /// A request to check the data of a server.
-#[derive(Clone, Debug)]
-pub(crate) struct CheckRequest {
+#[derive(Clone, Debug, Default)]
+pub struct CheckRequest {
     /// The only repository to check; `None` for all.
-    pub(crate) repository: Option<RepoId>,
-    pub(crate) repair: bool,
+    pub repository: Option<RepoId>,
+    /// Repairs what is damaged.
+    pub repair: bool,
     /// Drops events that do not verify.
-    pub(crate) drop_invalid: bool,
-    pub(crate) json: bool,
+    pub drop_invalid: bool,
 }
 
-/// The findings of a check.
+/// The findings of a check. Its text names them with remedies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-struct Report {
+pub struct CheckReport {
     /// Faults of the database.
     database: Vec<String>,
     /// Number of events that were verified.
@@ -97,34 +95,33 @@ struct DamagedRow {
     problems: Vec<String>,
 }
 
-/// Checks the data of a server, and prints the findings. The exit code says whether they are sound.
-pub(crate) fn run(config: &Config, request: &CheckRequest) -> Result<ExitCode> {
-    let report = match block_on(check(config, request)) {
-        Err(error) if database_remedy(&error).is_some() => Report {
-            database: vec![format!("{error:#}")],
-            ..Report::default()
-        },
-        report => report?,
-    };
-    match request.json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
-        false => print!("{}", text(&report)),
+/// Checks the data of a server, and has it repaired if the request says so. `progress` gets the number of events verified so far.
+pub async fn check(
+    settings: &Settings,
+    request: &CheckRequest,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<CheckReport> {
+    match examine_all(settings, request, progress).await {
+        Err(error) if error.database_remedy().is_some() => Ok(CheckReport {
+            database: vec![error.in_one_line()],
+            ..CheckReport::default()
+        }),
+        report => report,
     }
-    Ok(if report.is_sound() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
 }
 
-async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
-    let data = StoredData::of_server(&config.settings)?;
-    let mut report = Report {
+async fn examine_all(
+    settings: &Settings,
+    request: &CheckRequest,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<CheckReport> {
+    let data = StoredData::of_server(settings)?;
+    let mut report = CheckReport {
         database: data.database.integrity_check()?,
-        ..Report::default()
+        ..CheckReport::default()
     };
     if request.repository.is_none() && report.database.is_empty() {
-        let verified = events::verify(&data.database, request.json).await?;
+        let verified = events::verify(&data.database, progress).await?;
         report.events = verified.count;
         report.invalid_events = verified.invalid;
     }
@@ -138,10 +135,12 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
         .as_ref()
         .filter(|_| report.repositories == 0);
     if let Some(repo) = unknown {
-        bail!("there is no repository {repo} here");
+        return Err(InstanceError::caller(format!(
+            "there is no repository {repo} here"
+        )));
     }
     if request.drop_invalid && !report.invalid_events.is_empty() {
-        events::drop_invalid(config, &report.invalid_events).await?;
+        events::drop_invalid(settings, &report.invalid_events).await?;
         report.dropped = true;
     }
     // A repair writes to the database, which would make a damaged one worse.
@@ -149,8 +148,8 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
         return Ok(report);
     }
     let damaged: BTreeSet<_> = report.damaged.iter().map(|row| row.repo.clone()).collect();
-    let is_server_running = repair(config, &damaged).await?;
-    let mut after = Report::default();
+    let is_server_running = repair(settings, &damaged).await?;
+    let mut after = CheckReport::default();
     data.examine(Some(damaged), &mut after).await?;
     let still: BTreeSet<_> = after.damaged.iter().map(|row| &row.repository).collect();
     let names = report.damaged.into_iter().map(|row| row.repository);
@@ -163,7 +162,11 @@ async fn check(config: &Config, request: &CheckRequest) -> Result<Report> {
 
 impl StoredData {
     /// Examines these repositories, or all.
-    async fn examine(&self, only: Option<BTreeSet<RepoId>>, report: &mut Report) -> Result<()> {
+    async fn examine(
+        &self,
+        only: Option<BTreeSet<RepoId>>,
+        report: &mut CheckReport,
+    ) -> Result<()> {
         for files in &self.files {
             let mut repos = files.all().await?;
             if let Some(only) = &only {
@@ -220,14 +223,21 @@ fn pack_problems(found: &Examination) -> Vec<String> {
     texts.into_iter().filter_map(problem).collect()
 }
 
-impl Report {
-    fn is_sound(&self) -> bool {
+impl CheckReport {
+    /// Returns whether nothing is missing, damaged or invalid any more.
+    pub fn is_sound(&self) -> bool {
         let are_events_sound = self.invalid_events.is_empty() || self.dropped;
         self.database.is_empty() && self.damaged.is_empty() && are_events_sound
     }
 }
 
-fn text(report: &Report) -> String {
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(self))
+    }
+}
+
+fn text(report: &CheckReport) -> String {
     let mut text = String::new();
     for fault in &report.database {
         let _ = writeln!(text, "the database is damaged: {fault}");
@@ -272,7 +282,7 @@ fn text(report: &Report) -> String {
 }
 
 /// Names events that do not verify, and what to do about them.
-fn event_lines(report: &Report) -> String {
+fn event_lines(report: &CheckReport) -> String {
     let mut text = String::new();
     let what = match report.dropped {
         true => "dropped event",
@@ -300,7 +310,7 @@ fn event_lines(report: &Report) -> String {
 }
 
 /// Returns what to do about damaged repositories.
-fn repair_remedy(report: &Report) -> Option<&'static str> {
+fn repair_remedy(report: &CheckReport) -> Option<&'static str> {
     match (&report.repaired, report.is_server_stopped) {
         _ if report.damaged.is_empty() => None,
         (None, _) => Some(
@@ -316,10 +326,10 @@ fn repair_remedy(report: &Report) -> Option<&'static str> {
 }
 
 /// Repairs these repositories as far as possible, and returns whether a server did.
-async fn repair(config: &Config, damaged: &BTreeSet<RepoId>) -> Result<bool> {
-    let socket = config.admin_socket();
+async fn repair(settings: &Settings, damaged: &BTreeSet<RepoId>) -> Result<bool> {
+    let socket = settings.admin_socket();
     if !is_running(&socket)? {
-        repair_stopped(config, damaged).await?;
+        repair_stopped(settings, damaged).await?;
         return Ok(false);
     }
     let mut missing = BTreeSet::new();
@@ -342,27 +352,21 @@ async fn repair(config: &Config, damaged: &BTreeSet<RepoId>) -> Result<bool> {
     Ok(true)
 }
 
-/// Removes objects that no ref of a repository reaches, by the running server or without one.
-pub(crate) fn purge(config: &Config, repo: &RepoId) -> Result<()> {
-    let socket = config.admin_socket();
-    let is_purged = match is_running(&socket)? {
-        true => request::<bool>(&socket, AdminRequest::Purge(repo.clone()))?,
-        false => block_on(purge_stopped(config, repo))?,
-    };
-    let name = repository_name(Endpoint::Repository, repo);
-    match is_purged {
-        true => println!("removed what no branch, tag or pull request of {name} needs"),
-        false => println!("{name} has nothing that no branch, tag or pull request needs"),
+/// Removes objects that no ref of a repository reaches, by the running server or without one. Returns whether there were some.
+pub async fn purge(settings: &Settings, repo: &RepoId) -> Result<bool> {
+    let socket = settings.admin_socket();
+    match is_running(&socket)? {
+        true => request::<bool>(&socket, AdminRequest::Purge(repo.clone())),
+        false => purge_stopped(settings, repo).await,
     }
-    Ok(())
 }
 
-async fn purge_stopped(config: &Config, repo: &RepoId) -> Result<bool> {
+async fn purge_stopped(settings: &Settings, repo: &RepoId) -> Result<bool> {
     // No server may start meanwhile.
-    let _socket = AdminSocket::bind(&config.admin_socket())?;
-    let store = open_store(&config.settings).await?;
-    let repos = open_repos(&config.settings, store.clone(), None).await?;
-    let contributors = open_contributors(&config.settings, &repos, None).await?;
+    let _socket = AdminSocket::bind(&settings.admin_socket())?;
+    let store = open_store(settings).await?;
+    let repos = open_repos(settings, store.clone(), None).await?;
+    let contributors = open_contributors(settings, &repos, None).await?;
     let mut is_purged = false;
     for store in std::iter::once(&repos).chain(&contributors) {
         is_purged |= store.repository(repo).purge(Timestamp::now()).await?;
@@ -383,12 +387,12 @@ fn is_running(socket: &Path) -> Result<bool> {
 }
 
 /// Keeps what is readable of damaged packs. What is missing can be fetched only by a server, which knows its domain.
-async fn repair_stopped(config: &Config, damaged: &BTreeSet<RepoId>) -> Result<()> {
+async fn repair_stopped(settings: &Settings, damaged: &BTreeSet<RepoId>) -> Result<()> {
     // No server may start meanwhile.
-    let _socket = AdminSocket::bind(&config.admin_socket())?;
-    let store = open_store(&config.settings).await?;
-    let repos = open_repos(&config.settings, store.clone(), None).await?;
-    let contributors = open_contributors(&config.settings, &repos, None).await?;
+    let _socket = AdminSocket::bind(&settings.admin_socket())?;
+    let store = open_store(settings).await?;
+    let repos = open_repos(settings, store.clone(), None).await?;
+    let contributors = open_contributors(settings, &repos, None).await?;
     for store in std::iter::once(&repos).chain(&contributors) {
         for repo in damaged {
             salvage(store, repo).await?;
@@ -455,11 +459,11 @@ mod tests {
     fn a_damaged_repository_is_one_line_with_what_is_missing() {
         assert!(found(&examination(false, &[])).is_empty());
         let lost = found(&examination(true, &[("pack-1", PackFault::Lost)]));
-        let report = Report {
+        let report = CheckReport {
             damaged: lost,
             repositories: 1,
             packs: 2,
-            ..Report::default()
+            ..CheckReport::default()
         };
         let expected = format!(
             "damaged: {NPUB}/x: objects of its history are missing; missing or truncated: pack-1\n"
@@ -481,9 +485,9 @@ mod tests {
 
     #[test]
     fn a_damaged_database_is_reported_with_the_remedy() {
-        let report = Report {
+        let report = CheckReport {
             database: vec!["page 3".into()],
-            ..Report::default()
+            ..CheckReport::default()
         };
         let text = text(&report);
         assert!(
@@ -495,9 +499,9 @@ mod tests {
 
     #[test]
     fn a_repair_tells_what_came_back() {
-        let repaired = Report {
+        let repaired = CheckReport {
             repaired: Some(vec!["a/x".into()]),
-            ..Report::default()
+            ..CheckReport::default()
         };
         assert!(repaired.is_sound() && text(&repaired).starts_with("repaired: a/x\n"));
     }

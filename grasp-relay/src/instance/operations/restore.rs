@@ -1,54 +1,54 @@
-//! `grasp restore`: checks a backup, and installs it into an empty data directory.
+//! Checks a backup, and installs it into an empty data directory.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
 use grasp_purgatory::git::{Examination, PackFault};
 
-use super::backup::{SERVICE_KEY, summary};
+use super::backup::{SERVICE_KEY, StoredCounts, counts};
 use super::{Manifest, REPOSITORIES, StoredData, copy, repository_name};
-use crate::block_on;
-use crate::config::Config;
-use crate::files::create_private_dir;
-use crate::server::{DATABASE, RELAY_RECORDS};
-use crate::settings::Settings;
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::files::create_private_dir;
+use crate::instance::server::{DATABASE, RELAY_RECORDS};
+use crate::instance::settings::Settings;
+
+/// What was restored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Restored {
+    /// What was installed.
+    pub counts: StoredCounts,
+    /// The faults of the backup that were accepted.
+    pub faults: Vec<String>,
+}
 
 /// Checks a backup, and installs it as the data of a server, with damaged packs only if those are accepted.
-pub(crate) fn run(config: &Config, dir: &Path, accept_damage: bool) -> Result<()> {
-    let settings = &config.settings;
+pub async fn restore(settings: &Settings, dir: &Path, accept_damage: bool) -> Result<Restored> {
     for place in [&settings.data_dir, &settings.repositories()] {
         if !is_empty(place)? {
-            bail!(
+            return Err(InstanceError::caller(format!(
                 "{} is not empty; choose another directory with --data-dir",
                 place.display()
-            );
+            )));
         }
     }
     let manifest = Manifest::load(dir)?;
     let git = settings.git().context("could not find a usable git")?;
     let backup = StoredData::open(&dir.join(DATABASE), &dir.join(REPOSITORIES), git)?;
-    let summary = block_on(async {
-        for fault in check(&backup, &manifest).await? {
-            if !accept_damage {
-                bail!(
-                    "the backup is damaged: {fault}; take another one, or accept it with --accept-damage"
-                );
-            }
-            println!("damaged: {fault}");
-        }
-        install(&backup, &manifest, dir, settings)
-            .await
-            .with_context(|| {
-                let data = settings.data_dir.display();
-                format!("the restore is not complete; empty {data} and try again")
-            })?;
-        summary(&backup.database).await
+    let faults = check(&backup, &manifest).await?;
+    if let (Some(fault), false) = (faults.first(), accept_damage) {
+        return Err(InstanceError::damage(format!(
+            "the backup is damaged: {fault}; take another one, or accept it with --accept-damage"
+        )));
+    }
+    let installed = install(&backup, &manifest, dir, settings).await;
+    installed.with_context(|| {
+        let data = settings.data_dir.display();
+        format!("the restore is not complete; empty {data} and try again")
     })?;
-    println!("restored {summary} to {}", settings.data_dir.display());
-    println!("start the server with the domain that it had");
-    Ok(())
+    let counts = counts(&backup.database).await?;
+    Ok(Restored { counts, faults })
 }
 
 /// Returns whether a directory is not there or has nothing in it.
@@ -66,7 +66,9 @@ fn is_empty(dir: &Path) -> Result<bool> {
 /// Returns the faults of the packs of a backup, at most one for each repository. Fails if the database has one.
 async fn check(backup: &StoredData, manifest: &Manifest) -> Result<Vec<String>> {
     if let Some(fault) = backup.database.integrity_check()?.first() {
-        bail!("the backup is damaged: {DATABASE}: {fault}; take another one");
+        return Err(InstanceError::damage(format!(
+            "the backup is damaged: {DATABASE}: {fault}; take another one"
+        )));
     }
     let mut faults = Vec::new();
     for files in &backup.files {

@@ -10,10 +10,6 @@ use grasp_core::policy::PolicySubject;
 use grasp_core::quota::QuotaSubject;
 use grasp_core::service::{Endpoint, npub};
 use grasp_core::{Identifier, RepoId, kinds};
-use grasp_relay::management::rules::{RepoQuery, RepoState};
-use grasp_relay::management::{Footprint, ManagedServer, Target};
-use grasp_relay::store::policy::HeldRepo;
-use grasp_relay::web::figures::RepoRow;
 use nostr::filter::{Filter, SingleLetterTag};
 use nostr::key::PublicKey;
 use serde::{Deserialize, Serialize};
@@ -21,7 +17,11 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::Overview;
-use crate::server::Base;
+use crate::instance::server::CommonParts;
+use crate::management::rules::{RepoQuery, RepoState};
+use crate::management::{ChangeTarget, Footprint, ManagedServer};
+use crate::store::policy::HeldRepo;
+use crate::web::figures::RepositoryRow;
 
 /// Repositories on a page, unless another number is wanted.
 const PAGE: usize = 100;
@@ -87,7 +87,7 @@ impl ManagedRepo {
 
 /// All that is known of repositories.
 struct Known<'a> {
-    listed: Vec<RepoRow>,
+    listed: Vec<RepositoryRow>,
     waiting: Vec<RepoId>,
     damaged: Vec<RepoId>,
     held: Vec<HeldRepo>,
@@ -154,7 +154,7 @@ fn page_of(mut repos: Vec<ManagedRepo>, query: &RepoQuery) -> RepoPage {
     }
 }
 
-fn repo_of(row: &RepoRow) -> Option<RepoId> {
+fn repo_of(row: &RepositoryRow) -> Option<RepoId> {
     let owner = PublicKey::parse(&row.owner).ok()?;
     let identifier: Identifier = row.identifier.parse().ok()?;
     Some(RepoId::new(owner, identifier))
@@ -211,26 +211,26 @@ fn filters_of(repo: &RepoId) -> Vec<Filter> {
     vec![own, naming]
 }
 
-async fn count(base: &Base, filters: Vec<Filter>) -> Result<u64, String> {
+async fn count(base: &CommonParts, filters: Vec<Filter>) -> Result<u64, String> {
     let now = base.host.clock.now().unix;
     base.host.store.count(filters, now).await.map_err(failed)
 }
 
 /// Returns the repositories that a change is about.
-fn affected<'a>(repos: &'a [ManagedRepo], target: &Target) -> Vec<&'a ManagedRepo> {
+fn affected<'a>(repos: &'a [ManagedRepo], target: &ChangeTarget) -> Vec<&'a ManagedRepo> {
     let is_affected = |repo: &RepoId| match target {
-        Target::Entry(PolicySubject::BannedAuthor(key)) => repo.owner == *key,
-        Target::Entry(PolicySubject::BannedName(name)) => repo.identifier == *name,
-        Target::Entry(PolicySubject::BannedRepo(other)) | Target::Repository(other) => {
+        ChangeTarget::Entry(PolicySubject::BannedAuthor(key)) => repo.owner == *key,
+        ChangeTarget::Entry(PolicySubject::BannedName(name)) => repo.identifier == *name,
+        ChangeTarget::Entry(PolicySubject::BannedRepo(other)) | ChangeTarget::Repository(other) => {
             repo == other
         }
-        Target::Entry(_) => false,
+        ChangeTarget::Entry(_) => false,
     };
     let affected = repos.iter().filter(|row| is_affected(&row.repo));
     affected.collect()
 }
 
-async fn footprint(overview: &Overview, target: Target) -> Result<Footprint, String> {
+async fn footprint(overview: &Overview, target: ChangeTarget) -> Result<Footprint, String> {
     let base = &overview.server()?.base;
     let mut footprint = Footprint::default();
     for row in affected(&managed_repos(overview, None).await?, &target) {
@@ -239,8 +239,8 @@ async fn footprint(overview: &Overview, target: Target) -> Result<Footprint, Str
         footprint.events += count(base, filters_of(&row.repo)).await?;
     }
     let signed = match target {
-        Target::Entry(PolicySubject::BannedAuthor(key)) => Filter::new().author(key),
-        Target::Entry(PolicySubject::BannedEvent(id)) => Filter::new().id(id),
+        ChangeTarget::Entry(PolicySubject::BannedAuthor(key)) => Filter::new().author(key),
+        ChangeTarget::Entry(PolicySubject::BannedEvent(id)) => Filter::new().id(id),
         _ => return Ok(footprint),
     };
     let signed = count(base, vec![signed]).await?;
@@ -285,7 +285,7 @@ impl ManagedServer for Overview {
         async move { json(Self::repair(self, &repo).await?) }.boxed()
     }
 
-    fn footprint(&self, target: Target) -> BoxFuture<'_, Result<Footprint, String>> {
+    fn footprint(&self, target: ChangeTarget) -> BoxFuture<'_, Result<Footprint, String>> {
         async move { footprint(self, target).await }.boxed()
     }
 }
@@ -301,13 +301,13 @@ mod tests {
         RepoId::new(owner, name.parse().unwrap())
     }
 
-    fn listed(repo: &RepoId) -> RepoRow {
-        RepoRow {
+    fn listed(repo: &RepoId) -> RepositoryRow {
+        RepositoryRow {
             owner: npub(&repo.owner),
             identifier: repo.identifier.to_string(),
             name: format!("The {}", repo.identifier),
             refs: 2,
-            ..RepoRow::default()
+            ..RepositoryRow::default()
         }
     }
 

@@ -11,18 +11,18 @@ use grasp_core::{Mono, RepoId, kinds};
 use grasp_purgatory::driver::{DamagedRepo, PurgatoryDriver};
 use grasp_purgatory::hunt::{HuntFigures, HuntSchedule};
 use grasp_purgatory::{Phase, Purgatory};
-use grasp_relay::in_step::InStep;
-use grasp_relay::metrics::{Metric, Metrics, table};
-use grasp_relay::role::{Role, RoleWatch};
-use grasp_relay::store::StoreError;
-use grasp_relay::web::figures::{IntakeFigures, PurgatoryFigures, Status, WaitingRow};
 use nostr::filter::Filter;
 use tokio::sync::Mutex;
 
-use crate::files::{bytes_below, try_to_write};
-use crate::metrics;
-use crate::server::node::NodeView;
-use crate::server::{Base, DATABASE};
+use crate::in_step::InStep;
+use crate::instance::files::{bytes_below, try_to_write};
+use crate::instance::metrics;
+use crate::instance::server::node::NodeView;
+use crate::instance::server::{CommonParts, DATABASE};
+use crate::metrics::{Metric, Metrics, table};
+use crate::role::{Role, RoleWatch};
+use crate::store::StoreError;
+use crate::web::figures::{IntakeFigures, PurgatoryFigures, Status, WaitingRow};
 
 /// Limits the age of a count of all events, which scans an index.
 const MAX_COUNT_AGE: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ const MAX_WAITING_REPOS: usize = 1_000;
 
 /// The parts of a server that have a status.
 pub(super) struct ServerParts {
-    pub(super) base: Base,
+    pub(super) base: CommonParts,
     roles: RoleWatch,
     nodes: Option<NodeView>,
     /// Bytes of git data that all repositories may have.
@@ -75,8 +75,10 @@ struct Measured<T> {
 }
 
 impl ServerParts {
-    pub(super) fn new(base: Base, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
-        let (counts, disk_usage, probed) = (Mutex::new(None), Mutex::new(None), Mutex::new(None));
+    pub(super) fn new(base: CommonParts, roles: RoleWatch, nodes: Option<NodeView>) -> Self {
+        let counts = Mutex::new(None);
+        let disk_usage = Mutex::new(None);
+        let probed = Mutex::new(None);
         Self {
             total_quota: base.settings.quotas().total_bytes,
             base,
@@ -167,7 +169,7 @@ impl ServerParts {
         let read = self.base.host.store.probe().await;
         let worked = is_written && read.is_ok();
         if let Err(error) = read {
-            let error = format!("{:#}", anyhow::Error::from(error));
+            let error = crate::instance::error::one_line(&error);
             tracing::error!(error, "the event store does not work");
         }
         *probed = Some((now, worked));
@@ -233,10 +235,8 @@ impl ServerParts {
     /// Returns the repositories whose events wait for git data.
     pub(super) async fn waiting(&self) -> Result<Vec<WaitingRow>, String> {
         let purgatory = self.purgatory()?;
-        let (turns, now) = (
-            turns(&purgatory).await,
-            self.base.host.clock.now().unix.as_secs(),
-        );
+        let turns = turns(&purgatory).await;
+        let now = self.base.host.clock.now().unix.as_secs();
         let rows = purgatory
             .ask(move |purgatory| waiting_rows(purgatory, now, &turns))
             .await;
@@ -304,9 +304,11 @@ impl ServerParts {
     /// Measures the disk, or returns the last measurement while it is fresh.
     async fn disk_usage(&self) -> DiskUsage {
         let settings = &self.base.settings;
-        let (data, git) = (settings.data_dir.clone(), settings.repositories());
+        let data = settings.data_dir.clone();
+        let git = settings.repositories();
         let measure = move || {
-            let (all, git_bytes) = (bytes_below(&data), bytes_below(&git));
+            let all = bytes_below(&data);
+            let git_bytes = bytes_below(&git);
             (
                 git_bytes,
                 if git.starts_with(&data) {

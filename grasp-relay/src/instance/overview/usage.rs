@@ -9,11 +9,11 @@ use grasp_core::http_auth::{HttpAuthRefusal, HttpAuthRule, PayloadRule, UrlRule,
 use grasp_core::quota::{QuotaSubject, Quotas};
 use grasp_core::service::npub;
 use grasp_purgatory::database::DatabaseError;
-use grasp_relay::web::figures::{UsageReport, UsageRow};
 use nostr::key::PublicKey;
 
 use super::Overview;
-use crate::server::Base;
+use crate::instance::server::CommonParts;
+use crate::web::figures::{UsageReport, UsageRow};
 
 /// How far the clock of a client may differ from that of the server.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ impl Overview {
     }
 }
 
-async fn row_of(base: &Base, subject: &QuotaSubject) -> Result<UsageRow, DatabaseError> {
+async fn row_of(base: &CommonParts, subject: &QuotaSubject) -> Result<UsageRow, DatabaseError> {
     let quotas = quotas(base).await?;
     let owner = match subject {
         QuotaSubject::Owner(owner) => *owner,
@@ -92,13 +92,13 @@ async fn row_of(base: &Base, subject: &QuotaSubject) -> Result<UsageRow, Databas
 }
 
 /// Returns the quotas in force, also on a node that is not the writer.
-async fn quotas(base: &Base) -> Result<Quotas, DatabaseError> {
+async fn quotas(base: &CommonParts) -> Result<Quotas, DatabaseError> {
     let mut quotas = base.settings.quotas();
     quotas.overrides = base.database.quotas().await?;
     Ok(quotas)
 }
 
-async fn read(base: &Base, owner: Option<PublicKey>) -> Result<UsageReport, DatabaseError> {
+async fn read(base: &CommonParts, owner: Option<PublicKey>) -> Result<UsageReport, DatabaseError> {
     let rows = match owner {
         Some(owner) => rows_of(base, owner).await?,
         None => rows_by_owner(base).await?,
@@ -112,7 +112,7 @@ async fn read(base: &Base, owner: Option<PublicKey>) -> Result<UsageReport, Data
 }
 
 /// Returns an owner, then the repositories, those with most first.
-async fn rows_of(base: &Base, owner: PublicKey) -> Result<Vec<UsageRow>, DatabaseError> {
+async fn rows_of(base: &CommonParts, owner: PublicKey) -> Result<Vec<UsageRow>, DatabaseError> {
     let quotas = quotas(base).await?;
     let usage = base.database.git_usage(Some(owner)).await?;
     let mut rows = Vec::new();
@@ -126,7 +126,7 @@ async fn rows_of(base: &Base, owner: PublicKey) -> Result<Vec<UsageRow>, Databas
 }
 
 /// Returns all owners with git data, and those that were given a quota.
-async fn rows_by_owner(base: &Base) -> Result<Vec<UsageRow>, DatabaseError> {
+async fn rows_by_owner(base: &CommonParts) -> Result<Vec<UsageRow>, DatabaseError> {
     let quotas = quotas(base).await?;
     let mut owners: BTreeMap<PublicKey, BTreeMap<RepoId, u64>> = BTreeMap::new();
     for subject in quotas.overrides.keys() {

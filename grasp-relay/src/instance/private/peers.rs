@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use grasp_core::outbound::OutboundPolicy;
@@ -16,6 +15,8 @@ use grasp_sync::Roots;
 use grasp_sync::driver;
 use nostr::event::{EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::key::Keys;
+
+use crate::instance::error::Result;
 
 /// The time for which a server counts as private, since its document said so.
 const PRIVATE_FOR: Duration = Duration::from_secs(10 * 60);
@@ -44,7 +45,8 @@ pub(crate) fn authorize(keys: Keys, outbound: OutboundPolicy, roots: Roots) -> A
         known: Mutex::default(),
     });
     let authorize: Authorize = Arc::new(move |url: CloneUrl| {
-        let (peers, keys) = (Arc::clone(&peers), keys.clone());
+        let peers = Arc::clone(&peers);
+        let keys = keys.clone();
         Box::pin(async move {
             let relay = relay_of_clone_url(&url)?;
             if !peers.is_private(&relay).await {

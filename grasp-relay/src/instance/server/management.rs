@@ -2,21 +2,20 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
-use grasp_relay::management::rules::Facts;
-use grasp_relay::management::{Management, ManagementParts};
-
-use super::Base;
-use crate::overview::Overview;
+use super::CommonParts;
+use crate::instance::error::{Explain as _, Result};
+use crate::instance::overview::Overview;
+use crate::management::rules::RightsFacts;
+use crate::management::{Management, ManagementParts};
 
 /// Creates the administration of a server.
-pub(super) fn open(base: &Base, overview: &Overview) -> Result<Management> {
+pub(super) fn open(base: &CommonParts, overview: &Overview) -> Result<Management> {
     let proxies = base.settings.trusted_proxies.iter();
-    let facts = Facts {
+    let facts = RightsFacts {
         operator: base.settings.policy.operator,
         trusted_proxies: proxies.map(|range| range.network()).collect(),
         fixed: base.settings.fixed_texts.clone(),
-        ..Facts::of_service(base.keys.public_key())
+        ..RightsFacts::of_service(base.keys.public_key())
     };
     let parts = ManagementParts {
         service: base.config.service.clone(),

@@ -3,31 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
 use bitcoin_hashes::sha256;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use grasp_core::Mono;
-use grasp_relay::Clock;
-use grasp_relay::git_http::GitHost;
-use grasp_relay::nodes::{
-    NODE_TIMEOUT, Node, NodeParts, Report, StartError, WriterParts, check_clock,
-};
-use grasp_relay::nostr::Hub;
-use grasp_relay::role::Writer;
-use grasp_relay::server::{NodeKey, Parts};
-use grasp_relay::store::StoreRules;
-use grasp_relay::store::postgres::{NodeRow, PostgresOptions, PostgresStore};
-use grasp_relay::tls::TlsStore;
-use grasp_relay::web::figures::NodeStatus;
 use nostr::key::{Keys, SecretKey};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 
-use super::{Base, OwnWriter, Server, tls};
-use crate::files;
-use crate::overview::Overview;
-use crate::settings::Settings;
+use super::{CommonParts, OwnWriter, Server, tls};
+use crate::Clock;
+use crate::git_http::GitHost;
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::instance::files;
+use crate::instance::overview::Overview;
+use crate::instance::settings::Settings;
+use crate::nodes::{NODE_TIMEOUT, Node, NodeParts, Report, StartError, WriterParts, check_clock};
+use crate::nostr::Hub;
+use crate::role::Writer;
+use crate::server::{NodeKey, Parts};
+use crate::store::StoreRules;
+use crate::store::postgres::{NodeRow, PostgresOptions, PostgresStore};
+use crate::tls::TlsStore;
+use crate::web::figures::NodeStatus;
 
 /// The time that a process waits to become the writer, where it cannot do without.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,7 +52,8 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let address = settings
         .node_address
         .as_ref()
-        .context("node_address is not set")?;
+        .ok_or_else(|| InstanceError::operator("node_address is not set"))?;
+    let settings = &super::with_icon(settings)?;
     create_data_dir(settings)?;
     let store = connect(settings).await?;
     let key = store
@@ -66,10 +65,11 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
         Some(file) => files::service_key(file)?,
         None => service_key(&key)?,
     };
-    let (key, hub) = (NodeKey::new(key), Hub::of_node());
+    let key = NodeKey::new(key);
+    let hub = Hub::of_node();
     let tls_store: Arc<dyn TlsStore> = Arc::clone(&store) as _;
     let shared = (Arc::clone(&store) as _, hub.clone());
-    let base = Base::open(settings, shared, clock.clone(), (keys, Some(key))).await?;
+    let base = CommonParts::open(settings, shared, clock.clone(), (keys, Some(key))).await?;
     let base = base.with_certificates(tls::certificates(settings, Some(tls_store.clone())));
     let address: Arc<str> = address.as_str().trim_end_matches('/').into();
     let parts = NodeParts {
@@ -84,11 +84,7 @@ pub(super) async fn open(settings: &Settings, clock: Clock) -> Result<Server> {
     let mut node = Node::new(parts)
         .await
         .context("could not read the database")?;
-    let view = NodeView {
-        address: Arc::clone(node.address()),
-        nodes: node.nodes(),
-        probed: Mutex::default(),
-    };
+    let view = NodeView::of(&node);
     let roles = node.roles().clone();
     let mut keeper = base.keep(Some(tls_store), roles.clone())?;
     let overview = Overview::of_server(&base, roles.clone(), Some(view));
@@ -128,7 +124,8 @@ fn create_data_dir(settings: &Settings) -> Result<()> {
 
 /// Connects to the database of the settings.
 pub(crate) async fn connect(settings: &Settings) -> Result<Arc<PostgresStore>> {
-    let database = settings.database.as_ref().context("database is not set")?;
+    let database = settings.database.as_ref();
+    let database = database.ok_or_else(|| InstanceError::operator("database is not set"))?;
     let rules = StoreRules {
         service: Some(settings.policy.service.clone()),
         ignores_deletions: settings.policy.archive.ignores_deletions,
@@ -148,12 +145,12 @@ pub(crate) async fn connect(settings: &Settings) -> Result<Arc<PostgresStore>> {
 fn service_key(node_key: &[u8; 32]) -> Result<Keys> {
     let seed = [b"service key of grasp nodes".as_slice(), node_key].concat();
     let secret = SecretKey::from_slice(sha256::Hash::hash(&seed).as_byte_array())
-        .map_err(|_| anyhow!("the database has no usable key"))?;
+        .map_err(|_| InstanceError::operator("the database has no usable key"))?;
     Ok(Keys::new(secret))
 }
 
 /// Returns the source of this node's report.
-fn report(base: Base) -> Report {
+fn report(base: CommonParts) -> Report {
     Arc::new(move |seq| {
         let base = base.clone();
         async move {
@@ -182,6 +179,15 @@ pub(crate) struct NodeView {
 }
 
 impl NodeView {
+    /// Returns the view of a node that has started.
+    fn of(node: &Node) -> Self {
+        Self {
+            address: Arc::clone(node.address()),
+            nodes: node.nodes(),
+            probed: Mutex::default(),
+        }
+    }
+
     /// Returns the status of all nodes that have reported within the last day.
     pub(crate) fn rows(&self) -> Vec<NodeStatus> {
         let nodes = self.nodes.borrow().clone();
@@ -214,7 +220,7 @@ impl NodeView {
     }
 
     /// Returns whether the object store of the packs answers.
-    pub(crate) async fn packs_answer(&self, base: &Base) -> bool {
+    pub(crate) async fn packs_answer(&self, base: &CommonParts) -> bool {
         let Some(packs) = &base.packs else {
             return true;
         };
@@ -254,7 +260,7 @@ impl WriterParts for OwnWriter {
 
 impl Server {
     /// Waits until this process is the writer, for work that only the writer does.
-    pub(crate) async fn until_writer(&self) -> Result<()> {
+    pub async fn until_writer(&self) -> Result<()> {
         self.roles()
             .until_writer(TAKEOVER_TIMEOUT)
             .await

@@ -7,20 +7,20 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow};
 use grasp_core::outbound::Provenance;
-use grasp_relay::Clock;
-use grasp_relay::role::RoleWatch;
-use grasp_relay::tls::{
-    Acme, AcmeClient, CertificateFiles, Certificates, FileTlsStore, TlsStore, keep_files,
-};
 use grasp_sync::driver::Outbound;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use url::Url;
 
-use crate::files;
-use crate::settings::Settings;
+use crate::Clock;
+use crate::instance::error::{InstanceError, Result};
+use crate::instance::files;
+use crate::instance::settings::Settings;
+use crate::role::RoleWatch;
+use crate::tls::{
+    Acme, AcmeClient, CertificateFiles, Certificates, FileTlsStore, TlsStore, keep_files,
+};
 
 /// The ACME server that certificates come from, unless another is set: Let's Encrypt.
 const DEFAULT_DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
@@ -127,15 +127,17 @@ fn addresses(set: Option<SocketAddr>, port: u16) -> Vec<SocketAddr> {
 }
 
 /// The sockets of TLS, before there is a certificate.
-pub(crate) struct TlsSockets {
-    pub(crate) https: TcpListener,
-    pub(crate) http: Option<TcpListener>,
+pub struct TlsSockets {
+    /// Connections with TLS.
+    pub https: TcpListener,
+    /// Requests to be redirected to TLS, and challenges, if there is a port for them.
+    pub http: Option<TcpListener>,
 }
 
 impl TlsSockets {
     /// Listens, if TLS is on. Without port 80 there are neither redirects nor HTTP-01, but TLS-ALPN-01 works: only an
     /// address that is set must be free.
-    pub(crate) async fn bind(settings: &TlsSettings) -> Result<Option<Self>> {
+    pub async fn bind(settings: &TlsSettings) -> Result<Option<Self>> {
         if settings.mode == TlsMode::Off {
             return Ok(None);
         }
@@ -169,7 +171,7 @@ async fn bind_first(addresses: &[SocketAddr]) -> Result<TcpListener, (SocketAddr
 }
 
 /// Explains why the server cannot listen for TLS, and what to do.
-fn listen_error(key: &str, (address, error): (SocketAddr, io::Error)) -> anyhow::Error {
+fn listen_error(key: &str, (address, error): (SocketAddr, io::Error)) -> InstanceError {
     let remedy = match error.kind() {
         io::ErrorKind::PermissionDenied => {
             "ports below 1024 need a privilege: run it by its unit, or give it CAP_NET_BIND_SERVICE"
@@ -178,9 +180,15 @@ fn listen_error(key: &str, (address, error): (SocketAddr, io::Error)) -> anyhow:
         _ => "choose another address with",
     };
     match error.kind() {
-        io::ErrorKind::PermissionDenied => anyhow!("could not listen on {address}: {remedy}"),
-        io::ErrorKind::AddrInUse => anyhow!("could not listen on {address}: {remedy} {key}"),
-        _ => anyhow!("could not listen on {address}: {error}; {remedy} {key}"),
+        io::ErrorKind::PermissionDenied => {
+            InstanceError::operator(format!("could not listen on {address}: {remedy}"))
+        }
+        io::ErrorKind::AddrInUse => {
+            InstanceError::operator(format!("could not listen on {address}: {remedy} {key}"))
+        }
+        _ => InstanceError::operator(format!(
+            "could not listen on {address}: {error}; {remedy} {key}"
+        )),
     }
 }
 
@@ -221,8 +229,11 @@ pub(super) fn keep(
                 certificate: tls
                     .certificate
                     .clone()
-                    .context("tls.certificate is not set")?,
-                key: tls.key.clone().context("tls.key is not set")?,
+                    .ok_or_else(|| InstanceError::operator("tls.certificate is not set"))?,
+                key: tls
+                    .key
+                    .clone()
+                    .ok_or_else(|| InstanceError::operator("tls.key is not set"))?,
             };
             keeper.spawn(keep_files(certificates, files));
         }

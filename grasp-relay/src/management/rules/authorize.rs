@@ -33,7 +33,7 @@ impl fmt::Display for Actor {
 
 /// What shows that a call is the actor's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proof {
+pub enum CallProof {
     /// A signature of this very call.
     Signed,
     /// A token of a session, which authorizes reads.
@@ -48,14 +48,14 @@ pub struct Caller {
     /// The party.
     pub actor: Actor,
     /// What shows it.
-    pub proof: Proof,
+    pub proof: CallProof,
     /// Its rights.
     pub rank: Rank,
 }
 
 impl Caller {
     /// Returns a party with the rights that it has at this server.
-    pub fn new(actor: Actor, proof: Proof, facts: &Facts) -> Self {
+    pub fn new(actor: Actor, proof: CallProof, facts: &RightsFacts) -> Self {
         let rank = match actor {
             Actor::Key(key) => facts.rank(&key),
             Actor::Local(_) => Rank::Operator,
@@ -73,7 +73,7 @@ impl Caller {
 
 /// What rights follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct RightsFacts {
     /// The operator of the settings.
     pub operator: Option<PublicKey>,
     /// The key that the server signs with.
@@ -88,7 +88,7 @@ pub struct Facts {
     pub fixed: BTreeMap<RelayText, String>,
 }
 
-impl Facts {
+impl RightsFacts {
     /// Returns those of a server without operator, roles, proxies and settings.
     pub const fn of_service(service_key: PublicKey) -> Self {
         Self {
@@ -134,7 +134,7 @@ impl AuthorizedCall {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say it")]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum CallRefusal {
     #[error("this key may not call this method")]
     Right,
     #[error("this call has to be signed by itself; a session authorizes reads only")]
@@ -171,7 +171,7 @@ pub enum Refusal {
     Hidden,
 }
 
-impl Refusal {
+impl CallRefusal {
     /// Returns whether the caller lacks a right, so that another one might do it.
     pub const fn is_about_rights(&self) -> bool {
         matches!(self, Self::Right | Self::GrantsAdmin | Self::HigherRank)
@@ -179,14 +179,18 @@ impl Refusal {
 }
 
 /// Judges whether a caller may make a call. What only shows what is the caller's own is narrowed to that.
-pub fn authorize(caller: &Caller, call: Call, facts: &Facts) -> Result<AuthorizedCall, Refusal> {
+pub fn authorize(
+    caller: &Caller,
+    call: Call,
+    facts: &RightsFacts,
+) -> Result<AuthorizedCall, CallRefusal> {
     let info = call.method().info();
     if caller.rank < info.rank {
-        return Err(Refusal::Right);
+        return Err(CallRefusal::Right);
     }
     let needs_signature = info.is_change || call == Call::OpenSession;
-    if needs_signature && caller.proof == Proof::Session {
-        return Err(Refusal::Unsigned);
+    if needs_signature && caller.proof == CallProof::Session {
+        return Err(CallRefusal::Unsigned);
     }
     let call = narrow(caller, call)?;
     judge_effect(caller, &call, facts)?;
@@ -194,12 +198,12 @@ pub fn authorize(caller: &Caller, call: Call, facts: &Facts) -> Result<Authorize
 }
 
 /// Narrows reads of callers without a role to what is their own.
-fn narrow(caller: &Caller, call: Call) -> Result<Call, Refusal> {
+fn narrow(caller: &Caller, call: Call) -> Result<Call, CallRefusal> {
     if caller.rank >= Rank::Observer {
         return Ok(call);
     }
     let Some(own) = caller.key() else {
-        return Err(Refusal::Right);
+        return Err(CallRefusal::Right);
     };
     let is_own = |key: Option<PublicKey>| key.is_none_or(|key| key == own);
     match call {
@@ -208,17 +212,17 @@ fn narrow(caller: &Caller, call: Call) -> Result<Call, Refusal> {
             query.owner = Some(own);
             Ok(Call::ListRepos(query))
         }
-        Call::GetUsage(_) | Call::ListRepos(_) => Err(Refusal::Right),
+        Call::GetUsage(_) | Call::ListRepos(_) => Err(CallRefusal::Right),
         other => Ok(other),
     }
 }
 
 /// Judges what a call would do, whoever calls.
-fn judge_effect(caller: &Caller, call: &Call, facts: &Facts) -> Result<(), Refusal> {
+fn judge_effect(caller: &Caller, call: &Call, facts: &RightsFacts) -> Result<(), CallRefusal> {
     match call {
         Call::Preview(inner) => {
             let signed = Caller {
-                proof: Proof::Signed,
+                proof: CallProof::Signed,
                 ..*caller
             };
             authorize(&signed, (**inner).clone(), facts).map(|_| ())
@@ -232,15 +236,15 @@ fn judge_effect(caller: &Caller, call: &Call, facts: &Facts) -> Result<(), Refus
         Call::DeleteRole(role) => judge_role(role),
         Call::AssignRole(_, role) | Call::UnassignRole(_, role) => {
             if role.as_str() == "operator" {
-                return Err(Refusal::OperatorRole);
+                return Err(CallRefusal::OperatorRole);
             }
             match Rank::of_role(role) == Rank::Admin && caller.rank < Rank::Operator {
-                true => Err(Refusal::GrantsAdmin),
+                true => Err(CallRefusal::GrantsAdmin),
                 false => Ok(()),
             }
         }
         Call::ChangeText(text, _) => match facts.fixed.get(text) {
-            Some(place) => Err(Refusal::Fixed {
+            Some(place) => Err(CallRefusal::Fixed {
                 text: *text,
                 place: place.clone(),
             }),
@@ -250,21 +254,25 @@ fn judge_effect(caller: &Caller, call: &Call, facts: &Facts) -> Result<(), Refus
     }
 }
 
-fn judge_role(role: &RoleId) -> Result<(), Refusal> {
+fn judge_role(role: &RoleId) -> Result<(), CallRefusal> {
     match role.is_built_in() {
-        true => Err(Refusal::BuiltInRole(role.clone())),
+        true => Err(CallRefusal::BuiltInRole(role.clone())),
         false => Ok(()),
     }
 }
 
 /// Judges a new entry of the policy.
-fn judge_entry(caller: &Caller, subject: &PolicySubject, facts: &Facts) -> Result<(), Refusal> {
+fn judge_entry(
+    caller: &Caller,
+    subject: &PolicySubject,
+    facts: &RightsFacts,
+) -> Result<(), CallRefusal> {
     match subject {
         PolicySubject::BannedAuthor(key) => judge_banned(caller, key, facts),
         PolicySubject::BannedRepo(repo) => judge_banned(caller, &repo.owner, facts),
         PolicySubject::BlockedNetwork(network) => judge_network(network, facts),
         PolicySubject::RefusedKind(kind) => match kinds::NEVER_REFUSED_KINDS.contains(kind) {
-            true => Err(Refusal::NeededKind(kind.as_u16())),
+            true => Err(CallRefusal::NeededKind(kind.as_u16())),
             false => Ok(()),
         },
         PolicySubject::BannedName(_)
@@ -275,37 +283,41 @@ fn judge_entry(caller: &Caller, subject: &PolicySubject, facts: &Facts) -> Resul
     }
 }
 
-fn judge_banned(caller: &Caller, key: &PublicKey, facts: &Facts) -> Result<(), Refusal> {
+fn judge_banned(caller: &Caller, key: &PublicKey, facts: &RightsFacts) -> Result<(), CallRefusal> {
     judge_target(caller, key, facts)?;
     match caller.key() == Some(*key) {
-        true => Err(Refusal::Oneself),
+        true => Err(CallRefusal::Oneself),
         false => Ok(()),
     }
 }
 
 /// Judges whether what belongs to a key may be taken out of service.
-pub fn judge_target(caller: &Caller, key: &PublicKey, facts: &Facts) -> Result<(), Refusal> {
+pub fn judge_target(
+    caller: &Caller,
+    key: &PublicKey,
+    facts: &RightsFacts,
+) -> Result<(), CallRefusal> {
     if facts.operator == Some(*key) {
-        Err(Refusal::Operator)
+        Err(CallRefusal::Operator)
     } else if facts.service_key == *key {
-        Err(Refusal::Service)
+        Err(CallRefusal::Service)
     } else if facts.rank(key) > caller.rank {
-        Err(Refusal::HigherRank)
+        Err(CallRefusal::HigherRank)
     } else {
         Ok(())
     }
 }
 
 /// Judges whether connections from a network may be closed.
-fn judge_network(network: &IpNet, facts: &Facts) -> Result<(), Refusal> {
+fn judge_network(network: &IpNet, facts: &RightsFacts) -> Result<(), CallRefusal> {
     const LOOPBACK: [&str; 3] = ["127.0.0.0/8", "::1/128", "::ffff:127.0.0.0/104"];
     let overlaps = |other: &IpNet| network.contains(other) || other.contains(network);
     let mut loopback = LOOPBACK.iter().filter_map(|text| text.parse().ok());
     if loopback.any(|other| overlaps(&other)) {
-        return Err(Refusal::Loopback);
+        return Err(CallRefusal::Loopback);
     }
     match facts.trusted_proxies.iter().any(overlaps) {
-        true => Err(Refusal::Proxy),
+        true => Err(CallRefusal::Proxy),
         false => Ok(()),
     }
 }
@@ -339,9 +351,9 @@ pub fn allowed_kinds<'a>(refused: impl IntoIterator<Item = &'a Kind>) -> Vec<u16
 
 /// Judges whether a repository may be put back into service: only if operators hold it. Deletions of authors beat the
 /// operator (NIP-09, NIP-62), and such repositories are not among those that operators hold.
-pub fn judge_restore(repo: &RepoId, held: &BTreeSet<RepoId>) -> Result<(), Refusal> {
+pub fn judge_restore(repo: &RepoId, held: &BTreeSet<RepoId>) -> Result<(), CallRefusal> {
     match held.contains(repo) {
         true => Ok(()),
-        false => Err(Refusal::NotHeld),
+        false => Err(CallRefusal::NotHeld),
     }
 }

@@ -18,11 +18,11 @@ fn key(n: u8) -> PublicKey {
     PublicKey::from_byte_array([n; 32])
 }
 
-fn facts() -> Facts {
-    let mut facts = Facts {
+fn facts() -> RightsFacts {
+    let mut facts = RightsFacts {
         operator: Some(key(OPERATOR)),
         trusted_proxies: vec!["192.0.2.0/28".parse().unwrap()],
-        ..Facts::of_service(key(SERVICE))
+        ..RightsFacts::of_service(key(SERVICE))
     };
     for (who, role) in [
         (ADMIN, "admin"),
@@ -44,10 +44,10 @@ fn call(method: &str, params: Value) -> Call {
 }
 
 fn signed(who: u8) -> Caller {
-    Caller::new(Actor::Key(key(who)), Proof::Signed, &facts())
+    Caller::new(Actor::Key(key(who)), CallProof::Signed, &facts())
 }
 
-fn judge(who: u8, method: &str, params: Value) -> Result<Call, Refusal> {
+fn judge(who: u8, method: &str, params: Value) -> Result<Call, CallRefusal> {
     let authorized = authorize(&signed(who), call(method, params), &facts());
     authorized.map(|authorized| authorized.call().clone())
 }
@@ -113,11 +113,11 @@ fn each_rank_may_call_its_methods_and_those_below() {
             let judged = judge(who, method.name(), params_of(*method));
             match rank >= method.info().rank {
                 true => assert!(judged.is_ok(), "{rank} {method}: {judged:?}"),
-                false => assert_eq!(judged, Err(Refusal::Right), "{rank} {method}"),
+                false => assert_eq!(judged, Err(CallRefusal::Right), "{rank} {method}"),
             }
         }
     }
-    let local = Caller::new(Actor::Local(1000), Proof::Local, &facts());
+    let local = Caller::new(Actor::Local(1000), CallProof::Local, &facts());
     assert_eq!(local.rank, Rank::Operator);
     assert_eq!(local.actor.to_string(), "local:1000");
 }
@@ -127,22 +127,22 @@ fn a_call_without_right_gets_the_same_text_whether_its_target_exists() {
     for target in [STRANGER, OPERATOR, SERVICE] {
         assert_eq!(
             judge(OBSERVER, "banpubkey", json!([hex(target)])),
-            Err(Refusal::Right)
+            Err(CallRefusal::Right)
         );
     }
-    assert!(Refusal::Right.is_about_rights() && !Refusal::Operator.is_about_rights());
+    assert!(CallRefusal::Right.is_about_rights() && !CallRefusal::Operator.is_about_rights());
 }
 
 #[test]
 fn a_session_authorizes_reads_only() {
     let session = |who, method: &str, params| {
-        let caller = Caller::new(Actor::Key(key(who)), Proof::Session, &facts());
+        let caller = Caller::new(Actor::Key(key(who)), CallProof::Session, &facts());
         authorize(&caller, call(method, params), &facts()).map(|_| ())
     };
     for method in Method::ALL {
         let needs_signature = method.info().is_change || *method == Method::OpenSession;
         let expected = match needs_signature {
-            true => Err(Refusal::Unsigned),
+            true => Err(CallRefusal::Unsigned),
             false => Ok(()),
         };
         assert_eq!(
@@ -169,12 +169,12 @@ fn any_key_reads_its_own_and_nothing_else() {
     assert_eq!(narrowed, Call::ListRepos(expected));
     assert_eq!(
         judge(STRANGER, "grasp.getusage", json!([hex(ADMIN)])),
-        Err(Refusal::Right)
+        Err(CallRefusal::Right)
     );
     let other = json!([{"owner": hex(ADMIN)}]);
     assert_eq!(
         judge(STRANGER, "grasp.listrepos", other),
-        Err(Refusal::Right)
+        Err(CallRefusal::Right)
     );
     assert_eq!(
         judge(OBSERVER, "grasp.getusage", json!([])),
@@ -192,11 +192,11 @@ fn operator_server_oneself_and_higher_ranks_are_not_banned() {
         assert_eq!((&by_key, &by_key), (&by_repo, &by_owner));
         by_key
     };
-    assert_eq!(banned(ADMIN, OPERATOR), Err(Refusal::Operator));
-    assert_eq!(banned(OPERATOR, OPERATOR), Err(Refusal::Operator));
-    assert_eq!(banned(OPERATOR, SERVICE), Err(Refusal::Service));
-    assert_eq!(banned(MODERATOR, MODERATOR), Err(Refusal::Oneself));
-    assert_eq!(banned(MODERATOR, ADMIN), Err(Refusal::HigherRank));
+    assert_eq!(banned(ADMIN, OPERATOR), Err(CallRefusal::Operator));
+    assert_eq!(banned(OPERATOR, OPERATOR), Err(CallRefusal::Operator));
+    assert_eq!(banned(OPERATOR, SERVICE), Err(CallRefusal::Service));
+    assert_eq!(banned(MODERATOR, MODERATOR), Err(CallRefusal::Oneself));
+    assert_eq!(banned(MODERATOR, ADMIN), Err(CallRefusal::HigherRank));
     assert_eq!(banned(MODERATOR, OBSERVER), Ok(()));
     assert_eq!(
         judge(MODERATOR, "unbanpubkey", json!([hex(OPERATOR)])).map(|_| ()),
@@ -210,7 +210,7 @@ fn only_the_operator_holds_repositories_of_the_operator() {
         let repo = format!("30617:{}:x", hex(target));
         judge(who, "grasp.holdrepo", json!([repo, "copy"])).map(|_| ())
     };
-    assert_eq!(hold(ADMIN, OPERATOR), Err(Refusal::Operator));
+    assert_eq!(hold(ADMIN, OPERATOR), Err(CallRefusal::Operator));
     assert_eq!(hold(OPERATOR, OPERATOR), Ok(()));
     assert_eq!(hold(MODERATOR, MODERATOR), Ok(()));
 }
@@ -227,10 +227,10 @@ fn loopback_and_trusted_proxies_are_not_blocked() {
         "::ffff:127.0.0.1",
         "::ffff:0.0.0.0/96",
     ] {
-        assert_eq!(block(loopback), Err(Refusal::Loopback), "{loopback}");
+        assert_eq!(block(loopback), Err(CallRefusal::Loopback), "{loopback}");
     }
     for proxy in ["192.0.2.3", "192.0.2.0/24", "192.0.2.8/29"] {
-        assert_eq!(block(proxy), Err(Refusal::Proxy), "{proxy}");
+        assert_eq!(block(proxy), Err(CallRefusal::Proxy), "{proxy}");
     }
     for other in ["192.0.2.16", "2001:db8::/32", "10.0.0.0/8"] {
         assert_eq!(block(other), Ok(()), "{other}");
@@ -244,7 +244,7 @@ fn kinds_that_git_and_deletion_need_are_not_refused() {
     ];
     for kind in needed {
         let judged = judge(ADMIN, "disallowkind", json!([kind]));
-        assert_eq!(judged, Err(Refusal::NeededKind(kind)));
+        assert_eq!(judged, Err(CallRefusal::NeededKind(kind)));
     }
     assert!(judge(ADMIN, "disallowkind", json!([1111])).is_ok());
     let allowed = allowed_kinds([&nostr::event::Kind::Comment]);
@@ -256,13 +256,13 @@ fn kinds_that_git_and_deletion_need_are_not_refused() {
 fn admin_is_given_and_taken_by_the_operator_only() {
     for method in ["assignrole", "unassignrole"] {
         let give = |who, role: &str| judge(who, method, json!([hex(STRANGER), role])).map(|_| ());
-        assert_eq!(give(ADMIN, "admin"), Err(Refusal::GrantsAdmin));
+        assert_eq!(give(ADMIN, "admin"), Err(CallRefusal::GrantsAdmin));
         assert_eq!(give(OPERATOR, "admin"), Ok(()));
         assert_eq!(give(ADMIN, "moderator"), Ok(()));
-        assert_eq!(give(OPERATOR, "operator"), Err(Refusal::OperatorRole));
+        assert_eq!(give(OPERATOR, "operator"), Err(CallRefusal::OperatorRole));
     }
     for role in ["observer", "moderator", "admin", "operator"] {
-        let built_in = Err(Refusal::BuiltInRole(role.parse().unwrap()));
+        let built_in = Err(CallRefusal::BuiltInRole(role.parse().unwrap()));
         assert_eq!(judge(OPERATOR, "deleterole", json!([role])), built_in);
         assert_eq!(judge(OPERATOR, "createrole", json!([role])), built_in);
         assert_eq!(judge(OPERATOR, "editrole", json!([role])), built_in);
@@ -293,14 +293,14 @@ fn what_its_author_deleted_is_not_restored() {
     assert_eq!(judge_restore(&repo("held"), &held), Ok(()));
     assert_eq!(
         judge_restore(&repo("deleted"), &held),
-        Err(Refusal::NotHeld)
+        Err(CallRefusal::NotHeld)
     );
 }
 
 #[test]
 fn a_preview_is_judged_as_the_call_itself() {
     let preview = |who, method: &str, params: Value| {
-        let caller = Caller::new(Actor::Key(key(who)), Proof::Session, &facts());
+        let caller = Caller::new(Actor::Key(key(who)), CallProof::Session, &facts());
         let preview = call("grasp.preview", json!([method, params]));
         authorize(&caller, preview, &facts()).map(|_| ())
     };
@@ -310,11 +310,11 @@ fn a_preview_is_judged_as_the_call_itself() {
     );
     assert_eq!(
         preview(OBSERVER, "banpubkey", json!([hex(STRANGER)])),
-        Err(Refusal::Right)
+        Err(CallRefusal::Right)
     );
     assert_eq!(
         preview(ADMIN, "banpubkey", json!([hex(OPERATOR)])),
-        Err(Refusal::Operator)
+        Err(CallRefusal::Operator)
     );
     assert!(Call::parse("grasp.preview", &[json!("grasp.preview"), json!([])]).is_err());
     assert!(Call::parse("grasp.preview", &[json!("banpubkey"), json!("x")]).is_err());
@@ -415,7 +415,7 @@ fn a_token_is_valid_for_its_key_and_time() {
 
 #[test]
 fn the_methods_are_offered_once_somebody_may_call_more_than_anybody() {
-    let mut nobody = Facts::of_service(key(SERVICE));
+    let mut nobody = RightsFacts::of_service(key(SERVICE));
     assert!(!nobody.has_managers());
     let label = ["friend".parse().unwrap()].into();
     nobody.roles.insert(key(LABELED), label);

@@ -66,7 +66,7 @@ async fn set(client: &Client, settings: &[(&str, &str)]) -> Result<(), tokio_pos
 
 /// The way to a database.
 #[derive(Clone)]
-pub(super) struct Connector {
+pub(super) struct DatabaseConnector {
     config: Config,
     tls: MakeRustlsConnect,
 }
@@ -103,7 +103,7 @@ struct UnreadableRoots {
     source: io::Error,
 }
 
-impl Connector {
+impl DatabaseConnector {
     /// Reads an address. The certificate of the server is verified by the usual authorities or those of the file
     /// `sslrootcert`. A server without TLS is refused with `sslmode=require` or `verify-full` only.
     pub(super) fn new(url: &str) -> Result<Self, StoreError> {
@@ -114,7 +114,8 @@ impl Connector {
             .map_or(url.len(), |at| credentials + at);
         let (base, query) = url.split_at(end);
         let query = query.trim_start_matches('?');
-        let (mut kept, mut roots) = (Vec::new(), None);
+        let mut kept = Vec::new();
+        let mut roots = None;
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
                 Some(("sslrootcert", path)) => roots = Some(path),
@@ -227,7 +228,7 @@ impl Connector {
     }
 }
 
-impl fmt::Display for Connector {
+impl fmt::Display for DatabaseConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let host = match self.config.get_hosts().first() {
             Some(Host::Tcp(name)) => name.clone(),
@@ -360,7 +361,8 @@ pub(super) async fn migrate(client: &mut Client) -> Result<(), StoreError> {
         tx.batch_execute(step).await.map_err(failure)?;
     }
     if found == 0 {
-        let (mut salt, mut key) = ([0; 64], [0; 32]);
+        let mut salt = [0; 64];
+        let mut key = [0; 32];
         let random = getrandom::fill(&mut salt).and_then(|()| getrandom::fill(&mut key));
         random.map_err(failure)?;
         for (sql, secret) in [
@@ -471,7 +473,7 @@ mod tests {
 
     #[test]
     fn only_addresses_of_this_machine_are_local() {
-        let is_local = |url: &str| is_local(&Connector::new(url).unwrap().config);
+        let is_local = |url: &str| is_local(&DatabaseConnector::new(url).unwrap().config);
         for url in [
             "127.0.0.1",
             "localhost:5433",

@@ -141,9 +141,11 @@ async fn copy(tx: &Transaction<'_>, sqlite: &Path, table: &str) -> Result<u64, S
         .iter()
         .map(|column| column.type_().clone())
         .collect();
-    let (count, names) = (names.len(), names.join(", "));
+    let count = names.len();
+    let names = names.join(", ");
     let (rows, mut received) = mpsc::channel(ROWS_AHEAD);
-    let (path, select) = (sqlite.to_owned(), format!("SELECT {names} FROM {table}"));
+    let path = sqlite.to_owned();
+    let select = format!("SELECT {names} FROM {table}");
     let reading = tokio::task::spawn_blocking(move || read_rows(&path, &select, count, &rows));
     let sink = tx
         .copy_in(&format!("COPY {table} ({names}) FROM STDIN BINARY"))

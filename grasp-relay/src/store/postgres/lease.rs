@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::AsyncMessage;
 
-use super::connect::Connector;
+use super::connect::DatabaseConnector;
 use super::values::{get, position, unsigned};
 use super::{Epoch, LEASE, LeaseClaim, NodeRow, PostgresStore};
 use crate::store::{StoreError, StoredEvent, failure};
@@ -60,7 +60,8 @@ impl PostgresStore {
             "UPDATE lease SET node = $1, expires = clock_timestamp() + $3 * INTERVAL '1 second',
                 epoch = CASE WHEN epoch = $2 THEN epoch ELSE epoch + 1 END
             WHERE epoch = $2 OR expires <= clock_timestamp() RETURNING epoch";
-        let (held, seconds) = (i64::try_from(held).unwrap_or(i64::MAX), LEASE.as_secs_f64());
+        let held = i64::try_from(held).unwrap_or(i64::MAX);
+        let seconds = LEASE.as_secs_f64();
         // Nobody holds the lease with which a database begins.
         let held = if held == 0 { -1 } else { held };
         let statement = client.prepare_cached(claim).await.map_err(failure)?;
@@ -128,10 +129,8 @@ impl PostgresStore {
     ) -> Result<Vec<(u64, StoredEvent)>, StoreError> {
         let client = self.0.reader().await?;
         let sql = "SELECT seq, newest, id, json FROM events WHERE seq > $1 ORDER BY seq LIMIT $2";
-        let (seq, max) = (
-            i64::try_from(seq).unwrap_or(i64::MAX),
-            i64::try_from(max).unwrap_or(i64::MAX),
-        );
+        let seq = i64::try_from(seq).unwrap_or(i64::MAX);
+        let max = i64::try_from(max).unwrap_or(i64::MAX);
         let statement = client.prepare_cached(sql).await.map_err(failure)?;
         let rows = client
             .query(&statement, &[&seq, &max])
@@ -209,7 +208,7 @@ pub(super) async fn last_seq(client: &tokio_postgres::Client) -> Result<u64, Sto
 }
 
 /// Listens for commits for as long as it is polled, with a new connection whenever one is lost.
-pub(super) async fn listen(connector: Connector, commits: watch::Sender<u64>) {
+pub(super) async fn listen(connector: DatabaseConnector, commits: watch::Sender<u64>) {
     loop {
         if let Err(error) = listen_once(&connector, &commits).await {
             tracing::warn!(%error, "the connection that listens for commits was lost");
@@ -219,7 +218,7 @@ pub(super) async fn listen(connector: Connector, commits: watch::Sender<u64>) {
 }
 
 async fn listen_once(
-    connector: &Connector,
+    connector: &DatabaseConnector,
     commits: &watch::Sender<u64>,
 ) -> Result<(), StoreError> {
     let opened = timeout(LISTENER_CHECK, connector.listen())

@@ -14,7 +14,7 @@ use futures_util::future::try_join_all;
 use nostr::filter::Filter;
 use nostr::types::Timestamp;
 
-use self::pages::{Candidate, Page, PageRequest, Source};
+use self::pages::{IndexPage, IndexRequest, IndexRow, IndexSource};
 use crate::store::conditions::{Bounds, Conditions, IndexChoice};
 use crate::store::keys::{Digest, Keys, Position, seconds};
 use crate::store::{StoreError, StoredEvent, matches_nothing};
@@ -34,7 +34,7 @@ const PROBE_ROWS: i64 = 2_000;
 
 /// A search in progress.
 pub(super) struct Search {
-    plans: Vec<Plan>,
+    plans: Vec<FilterPlan>,
     now: i64,
 }
 
@@ -47,7 +47,8 @@ pub(super) struct Found {
 impl Found {
     /// Returns the event with its text.
     pub(super) fn stored(self) -> Option<StoredEvent> {
-        let (id, created_at) = (self.at.event_id(), self.at.created_at());
+        let id = self.at.event_id();
+        let created_at = self.at.created_at();
         Some(StoredEvent {
             id,
             created_at,
@@ -63,7 +64,7 @@ impl Search {
             .into_iter()
             .filter(|filter| !matches_nothing(filter));
         let plans = filters
-            .map(|filter| Plan::new(keys, filter, with_texts))
+            .map(|filter| FilterPlan::new(keys, filter, with_texts))
             .collect();
         Self {
             plans,
@@ -82,7 +83,7 @@ impl Search {
         let empty = self.plans.iter_mut().filter(|plan| plan.needs_page());
         try_join_all(empty.map(|plan| plan.read_page(client, now, most))).await?;
         let mut found = Vec::new();
-        while found.len() < most && !self.plans.iter().any(Plan::needs_page) {
+        while found.len() < most && !self.plans.iter().any(FilterPlan::needs_page) {
             let heads = self.plans.iter().filter_map(|plan| plan.ready.front());
             let Some(next) = heads.map(|head| head.at).min() else {
                 break;
@@ -90,13 +91,13 @@ impl Search {
             let takers = self.plans.iter_mut().filter_map(|plan| plan.take(next));
             found.extend(takers.reduce(|first, _| first));
         }
-        let is_over = found.is_empty() && self.plans.iter().all(Plan::is_over);
+        let is_over = found.is_empty() && self.plans.iter().all(FilterPlan::is_over);
         Ok((!is_over).then_some(found))
     }
 
     /// Returns the one filter of this search, if an index implies its conditions but for kinds, and it has no limit.
     pub(super) fn into_unordered(mut self) -> Result<Unordered, Self> {
-        let is_simple = |plan: &Plan| {
+        let is_simple = |plan: &FilterPlan| {
             let is_few = plan.gathering.is_none() && !matches!(plan.names, Names::Ids(_));
             is_few && plan.remaining == usize::MAX && !plan.conditions.need_event(plan.chosen)
         };
@@ -111,7 +112,7 @@ impl Search {
 }
 
 /// Everything that one filter matches, to be read in any order by a statement that reads each row once.
-pub(super) struct Unordered(Plan, i64);
+pub(super) struct Unordered(FilterPlan, i64);
 
 impl Unordered {
     /// Returns the search in serving order.
@@ -129,8 +130,8 @@ impl Unordered {
         most: usize,
     ) -> Result<Vec<Position>, StoreError> {
         let Self(plan, now) = self;
-        let request = PageRequest {
-            source: Source::of(&plan.names),
+        let request = IndexRequest {
+            source: IndexSource::of(&plan.names),
             bounds: plan.bounds,
             size: most,
             with_texts: false,
@@ -153,7 +154,7 @@ enum Names {
 }
 
 /// One filter.
-struct Plan {
+struct FilterPlan {
     conditions: Conditions,
     /// The indexes that could answer the filter, the usually best one first.
     choices: Vec<(IndexChoice, Vec<Digest>)>,
@@ -171,9 +172,10 @@ struct Plan {
     has_ended: bool,
 }
 
-impl Plan {
+impl FilterPlan {
     fn new(keys: &Keys, filter: Filter, with_texts: bool) -> Self {
-        let (bounds, ids) = (Bounds::of(&filter), filter.ids.clone());
+        let bounds = Bounds::of(&filter);
+        let ids = filter.ids.clone();
         let remaining = filter.limit.unwrap_or(usize::MAX);
         let conditions = Conditions::of(filter);
         let (chosen, choices, names) = match ids {
@@ -248,8 +250,8 @@ impl Plan {
         self.pages += 1;
         let with_texts = self.with_texts || self.conditions.need_event(self.chosen);
         let wanted = most.min(self.remaining);
-        let mut request = PageRequest {
-            source: Source::Everything,
+        let mut request = IndexRequest {
+            source: IndexSource::Everything,
             bounds: self.bounds,
             size: self.page_size(wanted, with_texts),
             with_texts,
@@ -263,7 +265,7 @@ impl Plan {
         let page = match (&mut self.gathering, &self.names) {
             (Some(gathering), names) => gathering.page(client, names, request, wanted).await?,
             (None, names) => {
-                request.source = Source::of(names);
+                request.source = IndexSource::of(names);
                 pages::read(client, &request).await?
             }
         };
@@ -272,7 +274,7 @@ impl Plan {
     }
 
     /// Keeps the candidates that match.
-    fn keep(&mut self, page: Page) {
+    fn keep(&mut self, page: IndexPage) {
         self.has_ended = !page.has_more;
         for candidate in page.candidates {
             // An event of several lists comes several times in a row.
@@ -333,7 +335,7 @@ impl Plan {
     }
 
     /// Returns whether a candidate fulfils the conditions that its index does not imply.
-    fn admits(&self, candidate: &Candidate) -> bool {
+    fn admits(&self, candidate: &IndexRow) -> bool {
         let Self {
             conditions, chosen, ..
         } = self;
@@ -360,7 +362,7 @@ struct Gathering {
     next: usize,
     is_done: bool,
     /// The first rows in serving order of what was looked up.
-    first: BTreeMap<Position, Candidate>,
+    first: BTreeMap<Position, IndexRow>,
     /// The place after which rows were left out.
     bound: Option<Position>,
 }
@@ -381,13 +383,13 @@ impl Gathering {
         &mut self,
         client: &ClientWrapper,
         names: &Names,
-        mut request: PageRequest<'_>,
+        mut request: IndexRequest<'_>,
         wanted: usize,
-    ) -> Result<Page, StoreError> {
+    ) -> Result<IndexPage, StoreError> {
         if !self.is_done {
             self.gather(client, names, request, wanted.clamp(MIN_WINDOW, MAX_WINDOW))
                 .await?;
-            return Ok(Page {
+            return Ok(IndexPage {
                 candidates: Vec::new(),
                 has_more: true,
             });
@@ -398,14 +400,14 @@ impl Gathering {
         if self.first.is_empty() {
             let has_more = self.bound.is_some();
             *self = Self::default();
-            return Ok(Page {
+            return Ok(IndexPage {
                 candidates: Vec::new(),
                 has_more,
             });
         }
         if !request.with_texts {
             let candidates = std::mem::take(&mut self.first).into_values().collect();
-            return Ok(Page {
+            return Ok(IndexPage {
                 candidates,
                 has_more: true,
             });
@@ -421,7 +423,7 @@ impl Gathering {
             .values()
             .nth(rows.len().saturating_sub(1))
             .map(|row| row.at);
-        request.source = Source::Rows(&rows);
+        request.source = IndexSource::Rows(&rows);
         request.size = rows.len();
         let mut page = pages::read(client, &request).await?;
         if page.candidates.len() < rows.len() && !page.has_more {
@@ -436,7 +438,7 @@ impl Gathering {
         &mut self,
         client: &ClientWrapper,
         names: &Names,
-        mut request: PageRequest<'_>,
+        mut request: IndexRequest<'_>,
         window: usize,
     ) -> Result<(), StoreError> {
         request.with_texts = false;
@@ -452,8 +454,8 @@ impl Gathering {
                 self.take(
                     pages::read(
                         client,
-                        &PageRequest {
-                            source: Source::Lists(&some),
+                        &IndexRequest {
+                            source: IndexSource::Lists(&some),
                             ..request
                         },
                     )
@@ -469,8 +471,8 @@ impl Gathering {
                 self.take(
                     pages::read(
                         client,
-                        &PageRequest {
-                            source: Source::Ids(&some),
+                        &IndexRequest {
+                            source: IndexSource::Ids(&some),
                             ..request
                         },
                     )
@@ -486,7 +488,7 @@ impl Gathering {
     }
 
     /// Keeps the first rows. What is after the last row of a page that has more is not complete, and left out.
-    fn take(&mut self, page: Page, window: usize) {
+    fn take(&mut self, page: IndexPage, window: usize) {
         let last = page
             .candidates
             .last()

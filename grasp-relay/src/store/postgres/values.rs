@@ -67,7 +67,8 @@ impl Columns for Row {
 /// Returns the rows of a query.
 pub(super) async fn rows<T>(client: &ClientWrapper, query: Query<T>) -> Result<Vec<T>, StoreError> {
     let params = |values: Vec<Value>| values.into_iter().map(Param).collect::<Vec<_>>();
-    let (keys, values) = (query.keys.map(params), params(query.values));
+    let keys = query.keys.map(params);
+    let values = params(query.values);
     let keys = keys.iter().map(|keys| keys as &(dyn ToSql + Sync));
     let values: Vec<_> = keys.chain(values.iter().map(|value| value as _)).collect();
     let statement = client

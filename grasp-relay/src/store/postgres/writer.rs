@@ -212,7 +212,8 @@ impl WriterTask {
         keys: &'k Keys,
         wanted: &Wanted,
     ) -> Result<(Object, PostgresTables<'k>), StoreError> {
-        let (start, mut backoff) = (Instant::now(), MIN_BACKOFF);
+        let start = Instant::now();
+        let mut backoff = MIN_BACKOFF;
         loop {
             let error = match self.try_begin(epoch, keys, wanted).await {
                 Ok(begun) => return Ok(begun),

@@ -14,7 +14,7 @@ use percent_encoding::percent_decode_str;
 use super::answer::busy;
 use super::{Page, PageError, PageResult, Show, Site, Visitor, Work};
 use crate::web::encoded::{Caching, has_tag, not_modified};
-use crate::web::figures::RepoRow;
+use crate::web::figures::RepositoryRow;
 use crate::web::frame::Frame;
 use crate::web::names::Names;
 use crate::web::{self, RepositoryList, Search, npub, npub_start, repository_rows, shown};
@@ -161,9 +161,9 @@ struct NoPage {
 impl NoPage {
     fn page(&self) -> Page {
         let meant = self.name.as_deref().unwrap_or(&self.owner);
-        let is_meant = |row: &&RepoRow| is_similar(&row.identifier, first_segment(meant));
-        let named: Vec<&RepoRow> = self.list.rows.iter().filter(is_meant).collect();
-        let owned: Vec<&RepoRow> = self.owned.rows.iter().collect();
+        let is_meant = |row: &&RepositoryRow| is_similar(&row.identifier, first_segment(meant));
+        let named: Vec<&RepositoryRow> = self.list.rows.iter().filter(is_meant).collect();
+        let owned: Vec<&RepositoryRow> = self.owned.rows.iter().collect();
         let content = html! {
             h1 { "Not found" }
             p { (reason(&self.owner, self.name.as_deref(), !owned.is_empty())) }
@@ -182,7 +182,7 @@ fn first_segment(path: &str) -> &str {
 /// Repositories that are suggested at most.
 const MAX_SUGGESTIONS: usize = 20;
 
-fn suggestions(title: &str, rows: &[&RepoRow]) -> Markup {
+fn suggestions(title: &str, rows: &[&RepositoryRow]) -> Markup {
     html! {
         @if !rows.is_empty() {
             h2 { (title) }

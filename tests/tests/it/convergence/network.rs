@@ -148,7 +148,7 @@ fn address() -> SocketAddr {
 }
 
 /// Allows connections to loopback, and shortens delays.
-pub(super) fn with_short_delays(settings: &mut grasp_bin::Settings) {
+pub(super) fn with_short_delays(settings: &mut grasp_relay::instance::Settings) {
     settings.outbound.allow_private = true;
     let sync = &mut settings.sync.engine;
     sync.discovery_window = Duration::from_millis(250);

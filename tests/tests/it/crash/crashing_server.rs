@@ -208,7 +208,7 @@ fn serves_until_it_crashes() {
             address.parse(),
         );
         let to_loopback =
-            |settings: &mut grasp_bin::Settings| settings.outbound.allow_private = true;
+            |settings: &mut grasp_relay::instance::Settings| settings.outbound.allow_private = true;
         let instance =
             Instance::at_with(Path::new(&dir), address.unwrap(), settings, to_loopback).await;
         let answer = |text: String| {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use grasp_bin::{Server, Settings};
 use grasp_relay::Clock;
+use grasp_relay::instance::{Server, Settings};
 use grasp_relay::web::figures::{NodeStatus, Status};
 use grasp_tests::{
     Postgres, S3Server, ServerClient, eventually_async, proxy_round_robin, reserve_address,

@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use grasp_core::RepoId;
 use grasp_core::quota::QuotaSubject;
+use grasp_relay::instance::operations::parse_repository;
 use grasp_relay::management::rules::{Method, Request, RoleId};
 use nostr::event::EventId;
 use nostr::key::PublicKey;
@@ -10,7 +11,6 @@ use serde_json::json;
 
 use super::call;
 use crate::cli::{QuotaArg, parse_owner, parse_quota};
-use crate::operations::check::parse_repository;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Change {
@@ -18,7 +18,7 @@ pub(crate) enum Change {
     /// back when the ban is lifted within 90 days.
     Ban {
         /// `NPUB`, `NPUB/NAME`, `NAME` or `note1…`.
-        subject: Subject,
+        subject: BanSubject,
         /// The reason, which the log and other operators see.
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
@@ -26,12 +26,12 @@ pub(crate) enum Change {
     /// Lifts a ban.
     Unban {
         /// `NPUB`, `NPUB/NAME`, `NAME` or `note1…`.
-        subject: Subject,
+        subject: BanSubject,
     },
     /// Hosts repositories of an owner, a repository or a name, where only listed ones are hosted.
     Allow {
         /// `NPUB`, `NPUB/NAME` or `NAME`.
-        subject: Subject,
+        subject: BanSubject,
         /// The reason.
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
@@ -39,7 +39,7 @@ pub(crate) enum Change {
     /// Takes an owner, a repository or a name from that list.
     Unallow {
         /// `NPUB`, `NPUB/NAME` or `NAME`.
-        subject: Subject,
+        subject: BanSubject,
     },
     /// Takes a repository out of service without banning anybody.
     Hold {
@@ -141,14 +141,14 @@ impl Change {
 
 /// What a ban is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Subject {
+pub(crate) enum BanSubject {
     Key(PublicKey),
     Event(EventId),
     /// A repository or a name, as the server reads it.
     Repository(String),
 }
 
-impl std::str::FromStr for Subject {
+impl std::str::FromStr for BanSubject {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -167,7 +167,7 @@ impl std::str::FromStr for Subject {
     }
 }
 
-impl Subject {
+impl BanSubject {
     const fn ban(&self) -> Method {
         match self {
             Self::Key(_) => Method::BanPubkey,

@@ -3,13 +3,13 @@
 use anyhow::{Context as _, Result};
 use clap::Subcommand;
 use grasp_core::RepoId;
+use grasp_relay::instance::operations::parse_repository;
 use grasp_relay::management::rules::{AuditQuery, Method, RepoQuery, RepoState, Request};
 use nostr::key::PublicKey;
 use serde_json::{Value, json};
 
 use super::call;
 use crate::cli::parse_owner;
-use crate::operations::check::parse_repository;
 
 /// The lists of bans.
 const BANS: [Method; 3] = [

@@ -1,22 +1,21 @@
 //! Verifying all stored events of a server, and dropping those that fail.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{IsTerminal as _, Write as _};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use anyhow::{Context as _, Result};
-use grasp_relay::store::EventStore as _;
-use grasp_relay::store::check::{DropEvents as _, EventRow, EventTable, StoredEvents as _};
-use grasp_relay::store::sqlite::{SqliteReader, SqliteStore};
 use nostr::event::EventId;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use crate::admin::AdminSocket;
-use crate::config::Config;
-use crate::server::DATABASE;
+use crate::instance::admin::AdminSocket;
+use crate::instance::error::{Explain as _, Result};
+use crate::instance::server::DATABASE;
+use crate::instance::settings::Settings;
+use crate::store::EventStore as _;
+use crate::store::check::{DropEvents as _, EventRow, EventTable, StoredEvents as _};
+use crate::store::sqlite::{SqliteReader, SqliteStore};
 
 /// A stored event that is not what its author signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,10 +32,12 @@ pub(super) struct VerifiedEvents {
     pub(super) invalid: Vec<InvalidEvent>,
 }
 
-/// Verifies all events of a database on all processors. Shows progress on a terminal.
-pub(super) async fn verify(database: &Arc<SqliteReader>, quiet: bool) -> Result<VerifiedEvents> {
+/// Verifies all events of a database on all processors. `progress` gets the number so far.
+pub(super) async fn verify(
+    database: &Arc<SqliteReader>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<VerifiedEvents> {
     let workers = available_parallelism().map_or(1, NonZeroUsize::get);
-    let shows_progress = !quiet && std::io::stderr().is_terminal();
     let mut verified = VerifiedEvents::default();
     let mut running: JoinSet<Vec<InvalidEvent>> = JoinSet::new();
     for table in EventTable::ALL {
@@ -52,17 +53,11 @@ pub(super) async fn verify(database: &Arc<SqliteReader>, quiet: bool) -> Result<
                 collect(&mut running, &mut verified).await?;
             }
             running.spawn_blocking(move || invalid(table, &events));
-            if shows_progress {
-                eprint!("\rverified {} events", verified.count);
-                let _ = std::io::stderr().flush();
-            }
+            progress(verified.count);
         }
     }
     while !running.is_empty() {
         collect(&mut running, &mut verified).await?;
-    }
-    if shows_progress {
-        eprintln!();
     }
     verified
         .invalid
@@ -95,16 +90,16 @@ fn invalid(table: EventTable, events: &[EventRow]) -> Vec<InvalidEvent> {
 }
 
 /// Drops these events from the database of a server that does not run.
-pub(super) async fn drop_invalid(config: &Config, invalid: &[InvalidEvent]) -> Result<()> {
+pub(super) async fn drop_invalid(settings: &Settings, invalid: &[InvalidEvent]) -> Result<()> {
     // No server may start meanwhile: it would not learn what is gone.
-    let _socket = AdminSocket::bind(&config.admin_socket())
+    let _socket = AdminSocket::bind(&settings.admin_socket())
         .context("events can be dropped only while the server is stopped")?;
     let mut by_table: BTreeMap<EventTable, BTreeSet<EventId>> = BTreeMap::new();
     for event in invalid {
         by_table.entry(event.table).or_default().insert(event.id);
     }
-    let file = config.settings.data_dir.join(DATABASE);
-    let options = config.settings.sqlite.clone();
+    let file = settings.data_dir.join(DATABASE);
+    let options = settings.sqlite.clone();
     let store = SqliteStore::open(&file, options).context("could not open the database")?;
     for (table, ids) in by_table {
         let dropped = store.drop_events(table, ids).await;

@@ -17,7 +17,7 @@ use crate::store::{StoreError, failure};
 
 /// The source of candidates.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum IndexSource<'a> {
     Everything,
     Lists(&'a [Digest]),
     Ids(&'a [[u8; 32]]),
@@ -25,7 +25,7 @@ pub(super) enum Source<'a> {
     Rows(&'a [i64]),
 }
 
-impl<'a> Source<'a> {
+impl<'a> IndexSource<'a> {
     pub(super) fn of(names: &'a Names) -> Self {
         match names {
             Names::Everything => Self::Everything,
@@ -36,8 +36,8 @@ impl<'a> Source<'a> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct PageRequest<'a> {
-    pub(super) source: Source<'a>,
+pub(super) struct IndexRequest<'a> {
+    pub(super) source: IndexSource<'a>,
     pub(super) bounds: Bounds,
     pub(super) size: usize,
     pub(super) with_texts: bool,
@@ -46,14 +46,14 @@ pub(super) struct PageRequest<'a> {
     pub(super) now: i64,
 }
 
-pub(super) struct Page {
-    pub(super) candidates: Vec<Candidate>,
+pub(super) struct IndexPage {
+    pub(super) candidates: Vec<IndexRow>,
     pub(super) has_more: bool,
 }
 
 /// A row of an index, in serving order.
 #[derive(Clone)]
-pub(super) struct Candidate {
+pub(super) struct IndexRow {
     pub(super) at: Position,
     pub(super) seq: i64,
     pub(super) kind: u16,
@@ -157,9 +157,9 @@ const SQL: [[&str; 2]; 4] = [
 /// Reads a page.
 pub(super) async fn read(
     client: &ClientWrapper,
-    request: &PageRequest<'_>,
-) -> Result<Page, StoreError> {
-    let PageRequest {
+    request: &IndexRequest<'_>,
+) -> Result<IndexPage, StoreError> {
+    let IndexRequest {
         source,
         bounds: Bounds { after, oldest },
         size,
@@ -168,17 +168,18 @@ pub(super) async fn read(
         now,
     } = request;
     let (number, names): (usize, Option<Box<dyn ToSql + Send + Sync>>) = match *source {
-        Source::Everything => (0, None),
-        Source::Lists(lists) => (1, Some(Box::new(slices(lists)))),
-        Source::Ids(ids) => (2, Some(Box::new(slices(ids)))),
-        Source::Rows(rows) => (3, Some(Box::new(rows))),
+        IndexSource::Everything => (0, None),
+        IndexSource::Lists(lists) => (1, Some(Box::new(slices(lists)))),
+        IndexSource::Ids(ids) => (2, Some(Box::new(slices(ids)))),
+        IndexSource::Rows(rows) => (3, Some(Box::new(rows))),
     };
     let sql = match source {
-        Source::Ids(ids) if *with_texts && ids.len() <= FEW_IDS => FEW_IDS_SQL,
+        IndexSource::Ids(ids) if *with_texts && ids.len() <= FEW_IDS => FEW_IDS_SQL,
         _ => SQL[number][usize::from(*with_texts)],
     };
     let limit = i64::try_from(*size).unwrap_or(i64::MAX);
-    let (newest, id) = (after.newest(), &after.id()[..]);
+    let newest = after.newest();
+    let id = &after.id()[..];
     let kinds = numbers(*kinds);
     let mut values: Vec<&(dyn ToSql + Sync)> = vec![&newest, &id, oldest, &limit, now];
     if *with_texts {
@@ -196,7 +197,7 @@ pub(super) async fn read(
         }
         candidates.push(read_candidate(row, *with_texts)?);
     }
-    Ok(Page {
+    Ok(IndexPage {
         candidates,
         has_more,
     })
@@ -216,9 +217,9 @@ const UNORDERED_SQL: [&str; 2] = [
 /// times.
 pub(super) async fn read_unordered(
     client: &ClientWrapper,
-    request: &PageRequest<'_>,
+    request: &IndexRequest<'_>,
 ) -> Result<Vec<Position>, StoreError> {
-    let PageRequest {
+    let IndexRequest {
         source,
         bounds: Bounds { after, oldest },
         size,
@@ -227,11 +228,12 @@ pub(super) async fn read_unordered(
         ..
     } = request;
     let lists = match *source {
-        Source::Lists(lists) => Some(slices(lists)),
+        IndexSource::Lists(lists) => Some(slices(lists)),
         _ => None,
     };
     let limit = i64::try_from(*size).unwrap_or(i64::MAX);
-    let (newest, id) = (after.newest(), &after.id()[..]);
+    let newest = after.newest();
+    let id = &after.id()[..];
     let kinds = numbers(*kinds);
     let mut values: Vec<&(dyn ToSql + Sync)> = vec![&newest, &id, oldest, &limit, now, &kinds];
     values.extend(lists.as_ref().map(|lists| lists as &(dyn ToSql + Sync)));
@@ -251,13 +253,13 @@ fn numbers(kinds: Option<&BTreeSet<u16>>) -> Option<Vec<i32>> {
     kinds.map(|kinds| kinds.iter().map(|kind| i32::from(*kind)).collect())
 }
 
-fn read_candidate(row: &Row, with_texts: bool) -> Result<Candidate, StoreError> {
+fn read_candidate(row: &Row, with_texts: bool) -> Result<IndexRow, StoreError> {
     let json: Option<&str> = if with_texts { get(row, 6)? } else { None };
     let text = match json {
         Some(json) => Some((PublicKey::from_byte_array(bytes(row, 5)?), Arc::from(json))),
         None => None,
     };
-    Ok(Candidate {
+    Ok(IndexRow {
         at: position(row, 0)?,
         seq: get(row, 2)?,
         kind: u16::try_from(get::<i32>(row, 3)?).unwrap_or(u16::MAX),
@@ -278,7 +280,8 @@ pub(super) async fn count_up_to(
     most: i64,
 ) -> Result<i64, StoreError> {
     let statement = client.prepare_cached(COUNT_SQL).await.map_err(failure)?;
-    let (newest, id) = (after.newest(), &after.id()[..]);
+    let newest = after.newest();
+    let id = &after.id()[..];
     let lists = slices(lists);
     let row = client
         .query_one(&statement, &[&newest, &id, &oldest, &lists, &most])

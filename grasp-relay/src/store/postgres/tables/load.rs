@@ -90,16 +90,20 @@ impl PostgresTables<'_> {
         client: &ClientWrapper,
         wanted: &Wanted,
     ) -> Result<(), StoreError> {
-        let (ids, targets) = (slices(&wanted.ids), slices(&wanted.targets));
-        let (coordinates, kept) = (slices(&wanted.coordinates), slices(&wanted.kept));
-        let (gates, authors) = (slices(&wanted.gates), slices(&wanted.authors));
+        let ids = slices(&wanted.ids);
+        let targets = slices(&wanted.targets);
+        let coordinates = slices(&wanted.coordinates);
+        let kept = slices(&wanted.kept);
+        let gates = slices(&wanted.gates);
+        let authors = slices(&wanted.authors);
         let used = slices(&wanted.auth);
         let (by, of): (Vec<_>, Vec<_>) = wanted
             .requests
             .iter()
             .map(|(author, id)| (&author[..], &id[..]))
             .unzip();
-        let (now, is_due) = (wanted.expired.unwrap_or_default(), wanted.expired.is_some());
+        let now = wanted.expired.unwrap_or_default();
+        let is_due = wanted.expired.is_some();
         let (
             known,
             due,
@@ -154,7 +158,8 @@ impl PostgresTables<'_> {
     ) -> Result<(), StoreError> {
         let rows = self.rows.get_mut();
         for (list, author, until) in &wanted.vanishing {
-            let (list, author) = (&list[..], &author[..]);
+            let list = &list[..];
+            let author = &author[..];
             let (written, copies, requests) = try_join!(
                 ask(client, WRITTEN_SQL, [&list, until, &STEP], true),
                 ask(client, COPIES_BY_SQL, [&author, until, &STEP], true),
@@ -289,11 +294,11 @@ impl WorkingSet {
 
     fn add_requests(&mut self, rows: &[Row]) -> Result<(), StoreError> {
         for row in rows {
-            let (seq, pubkey, id) = (get(row, 0)?, bytes(row, 1)?, bytes(row, 2)?);
-            let (pubkey, id) = (
-                PublicKey::from_byte_array(pubkey),
-                EventId::from_byte_array(id),
-            );
+            let seq = get(row, 0)?;
+            let pubkey = bytes(row, 1)?;
+            let id = bytes(row, 2)?;
+            let pubkey = PublicKey::from_byte_array(pubkey);
+            let id = EventId::from_byte_array(id);
             let request = RequestRow {
                 pubkey,
                 id,

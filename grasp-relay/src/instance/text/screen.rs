@@ -1,10 +1,9 @@
 //! The view of `grasp status --watch`: the state of a server on one screen, from 80 columns on.
 
-use grasp_relay::web::figures::{Neighbour, RelayRow, Status, WaitingRow};
-use grasp_relay::web::history::Series;
-use grasp_relay::web::{format_bytes, format_duration};
-
-use super::show::fit;
+use super::status::fit;
+use crate::web::figures::{Neighbour, RelayRow, Status, WaitingRow};
+use crate::web::history::Series;
+use crate::web::{format_bytes, format_duration};
 
 /// Heights of a bar of one character, the lowest first.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -16,7 +15,7 @@ const LABEL: usize = 8;
 const MAX_ROWS: usize = 6;
 
 /// Returns the lines of the view, none longer than this number of columns.
-pub(super) fn lines(status: &Status, waiting: &[WaitingRow], columns: usize) -> Vec<String> {
+pub fn screen_lines(status: &Status, waiting: &[WaitingRow], columns: usize) -> Vec<String> {
     let mut lines = vec![title(status, columns), "─".repeat(columns)];
     lines.push(figures(status));
     for address in status.damaged.iter().take(MAX_ROWS) {
@@ -34,7 +33,8 @@ pub(super) fn lines(status: &Status, waiting: &[WaitingRow], columns: usize) -> 
         lines.push(String::new());
         lines.push("NODES".into());
         for node in status.nodes.iter().take(MAX_ROWS) {
-            let (role, lag) = (node.role(), node.lag);
+            let role = node.role();
+            let lag = node.lag;
             lines.push(format!(" {:<40} {role}, {lag} events behind", node.address));
         }
     }
@@ -166,7 +166,8 @@ fn relays(status: &Status) -> Vec<String> {
     if status.relays.is_empty() {
         return vec!["RELAYS  no other relay is followed".into()];
     }
-    let (connected, all) = (status.connected(), status.relays.len());
+    let connected = status.connected();
+    let all = status.relays.len();
     let mut lines = vec![format!("RELAYS  {connected} of {all} connected")];
     let mut rows: Vec<&RelayRow> = status.relays.iter().collect();
     rows.sort_by_key(|row| row.state.is_connected());
@@ -186,7 +187,8 @@ fn relays(status: &Status) -> Vec<String> {
             missing => format!(", misses {missing}"),
         };
         let url = fit(&row.url, 34);
-        let (state, remark) = (text("state"), text("remark"));
+        let state = text("state");
+        let remark = text("remark");
         let remark = if remark.is_empty() {
             remark
         } else {
@@ -246,7 +248,7 @@ mod tests {
     fn view_fits_its_columns() {
         let rows = [waiting(&"long".repeat(50)), waiting("\u{1b}[2J\u{202e}")];
         for columns in [20, 40, 80, 200] {
-            for line in lines(&busy(), &rows, columns) {
+            for line in screen_lines(&busy(), &rows, columns) {
                 assert!(line.chars().count() <= columns, "{columns}: {line}");
                 assert!(!line.contains(['\u{1b}', '\u{202e}']), "{line:?}");
             }
@@ -255,7 +257,7 @@ mod tests {
 
     #[test]
     fn all_parts_are_on_a_screen_of_30_lines() {
-        let text = lines(&busy(), &[waiting("x")], 80);
+        let text = screen_lines(&busy(), &[waiting("x")], 80);
         assert!(text.len() <= 27, "{}", text.join("\n"));
         let text = text.join("\n");
         for part in [

@@ -1,6 +1,5 @@
 //! Calls to a relay of any software, signed by a key (NIP-86, NIP-98).
 
-use anyhow::{Context as _, Result, anyhow, bail};
 use axum::body::Bytes;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{self, StatusCode};
@@ -8,25 +7,26 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bitcoin_hashes::sha256;
 use grasp_core::outbound::Provenance;
-use grasp_relay::management::rules::Request;
 use nostr::event::{EventBuilder, FinalizeEvent as _, Kind, Tag};
 use nostr::key::Keys;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::client;
-use crate::push::Target;
+use super::client;
+use crate::instance::error::{Explain as _, InstanceError, Result};
+use crate::management::rules::Request;
+use crate::publish::PushServer;
 
 /// The answer to a call.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Answer {
+struct CallAnswer {
     result: Value,
     error: Option<String>,
 }
 
 /// Makes a call, and returns its result.
-pub(super) async fn call(server: &Target, keys: &Keys, call: &Request) -> Result<Value> {
+pub async fn call(server: &PushServer, keys: &Keys, call: &Request) -> Result<Value> {
     let scheme = match server.secure {
         true => "https",
         false => "http",
@@ -40,17 +40,24 @@ pub(super) async fn call(server: &Target, keys: &Keys, call: &Request) -> Result
     let sent = client::outbound()?
         .send(request, Provenance::Operator)
         .await;
-    let answer = sent.map_err(|fault| anyhow!("{}: {fault}", server.service))?;
-    let read: Answer = serde_json::from_slice(answer.body()).unwrap_or_default();
+    let answer =
+        sent.map_err(|fault| InstanceError::other_server(format!("{}: {fault}", server.service)))?;
+    let read: CallAnswer = serde_json::from_slice(answer.body()).unwrap_or_default();
     if let Some(error) = read.error {
-        bail!("{} refused it: {error}", server.service);
+        return Err(InstanceError::other_server(format!(
+            "{} refused it: {error}",
+            server.service
+        )));
     }
     match answer.status() {
         StatusCode::OK => Ok(read.result),
-        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
-            bail!("{} cannot be administrated by key (NIP-86)", server.service)
-        }
-        status => bail!("{} answered {status}", server.service),
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Err(InstanceError::other_server(
+            format!("{} cannot be administrated by key (NIP-86)", server.service),
+        )),
+        status => Err(InstanceError::other_server(format!(
+            "{} answered {status}",
+            server.service
+        ))),
     }
 }
 
