@@ -45,6 +45,10 @@ use crate::web::Listing;
 /// Live events written before the socket is flushed.
 const MAX_LIVE_BURST: usize = 64;
 
+/// Steps of a connection after which others get their turn: messages that have arrived already, and short answers, are
+/// handled without waiting.
+const STEPS_PER_TURN: u32 = 8;
+
 /// Frames that are read, if they have arrived already, before a batch of events starts.
 const MAX_FRAMES_READ_AHEAD: usize = 64;
 
@@ -255,7 +259,13 @@ impl Stop {
 impl Connection {
     async fn serve(&mut self) -> Result<Infallible, Stop> {
         self.handle(self.now(), Input::Opened).await?;
+        let mut steps = 0;
         loop {
+            steps += 1;
+            if steps == STEPS_PER_TURN {
+                steps = 0;
+                tokio::task::yield_now().await;
+            }
             let (now, timeout) = (self.now(), self.context.config.limits.write_timeout);
             let flushed = within(self.socket.flush(), timeout, &mut self.stage);
             while_member(flushed, &mut self.members, &mut self.session, now).await?;
