@@ -356,9 +356,9 @@ async fn heavy_queries() -> Report {
     let author = eve.key().to_hex();
     let attack = async {
         let mut connections = Vec::new();
-        for _ in 0..100 {
+        for _ in 0..60 {
             let mut requests = Vec::new();
-            for n in 0..300 {
+            for n in 0..100 {
                 requests.push(format!(
                     r#"["REQ","s{n}",{{"authors":["{author}"],"kinds":[7777],"limit":10}}]"#
                 ));
