@@ -53,7 +53,8 @@ fn rewrite_as_0_2_0(data: &Path, identifier: &str) {
     }
     conn.execute_batch(
         "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, state)
-            SELECT endpoint, identifier, owner, generation, head, refs, state FROM newer.views;
+            SELECT endpoint, identifier, owner, generation, coalesce(head, 'refs/heads/main'),
+                coalesce(refs, '') || proposals, state FROM newer.repositories;
         INSERT INTO packs SELECT DISTINCT endpoint, identifier, name, 0, bytes, verified FROM newer.packs;
         DETACH newer",
     )
@@ -92,6 +93,7 @@ fn data_of_0_2_0_is_copied_and_migrated_and_served() {
     let (data, work) = (dir.path().join("data"), dir.path().join("hello"));
     let address = free_address();
     working_copy(&work);
+    git(&work, &["tag", "-a", "-m", "first", "v1"]);
     let server = Server::start_at(&address, &data);
     let url = clone_url(&push(&work, dir.path(), &server));
     stop(server);
@@ -104,6 +106,8 @@ fn data_of_0_2_0_is_copied_and_migrated_and_served() {
     assert_eq!(git(&copy, &["rev-parse", "HEAD"]), head);
     let checked = grasp(&["check", "--data-dir", data.to_str().unwrap()]);
     assert!(checked.ok, "{checked:?}");
+    let tag = git(&work, &["rev-parse", "v1"]);
+    assert_eq!(git(&copy, &["rev-parse", "v1"]), tag);
     git(&work, &["commit", "-q", "--allow-empty", "-m", "second"]);
     assert!(push(&work, dir.path(), &server).ok);
     assert!(!data.join("git/families").exists());

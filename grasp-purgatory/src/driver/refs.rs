@@ -321,7 +321,7 @@ impl Executor {
             new: None,
             name,
         };
-        guard.move_refs(&[change], None, now).await
+        guard.move_refs(&[change], now).await
     }
 
     /// Removes from disk what was removed for good: it can be read by its id until then.

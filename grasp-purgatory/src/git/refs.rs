@@ -38,6 +38,17 @@ pub struct Refs {
     pub head: RefName,
 }
 
+/// Where HEAD goes by a change of refs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum NextHead {
+    /// It stays, if it can.
+    #[default]
+    Kept,
+    /// The state says which branch it names, or does not. Where it was before does not matter, so repositories that show
+    /// the same state have the same HEAD.
+    Declared(Option<RefName>),
+}
+
 /// The object of a ref, and the one behind it if it is a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it all")]
@@ -78,7 +89,7 @@ impl Refs {
     pub(super) fn after(
         &self,
         changes: &[PushCommand],
-        head: Option<&RefName>,
+        head: &NextHead,
         peeled: &BTreeMap<Oid, Oid>,
     ) -> Result<Self, GitError> {
         let mut refs = self.refs.clone();
@@ -98,7 +109,10 @@ impl Refs {
             }
         }
         check_conflicts(&refs)?;
-        let head = choose_head(head, &self.head, &refs);
+        let head = match head {
+            NextHead::Kept => choose_head(None, &self.head, &refs),
+            NextHead::Declared(wish) => choose_head(wish.as_ref(), &Self::default().head, &refs),
+        };
         Ok(Self { refs, head })
     }
 
@@ -133,8 +147,26 @@ impl Refs {
 
     /// Encodes the refs as the content of a `packed-refs` file.
     pub fn encode(&self) -> String {
-        let mut text = String::from("# pack-refs with: peeled fully-peeled sorted \n");
+        let header = "# pack-refs with: peeled fully-peeled sorted \n".to_owned();
+        header + &self.encode_those(|_| true)
+    }
+
+    /// Encodes branches and tags, which a state declares: lines of such a file.
+    pub fn encode_declared(&self) -> String {
+        self.encode_those(RefName::is_branch_or_tag)
+    }
+
+    /// Encodes what no state declares, the refs of pull requests: lines of such a file.
+    pub fn encode_proposals(&self) -> String {
+        self.encode_those(|name| !name.is_branch_or_tag())
+    }
+
+    fn encode_those(&self, is_wanted: impl Fn(&RefName) -> bool) -> String {
+        let mut text = String::new();
         for (name, Target { oid, peeled }) in &self.refs {
+            if !is_wanted(name) {
+                continue;
+            }
             _ = writeln!(text, "{oid} {name}");
             if let Some(peeled) = peeled {
                 _ = writeln!(text, "^{peeled}");
@@ -143,7 +175,7 @@ impl Refs {
         text
     }
 
-    /// Decodes what [`encode`](Self::encode) wrote; `None` for anything else.
+    /// Decodes what [`encode`](Self::encode) wrote, or both of its parts, one after the other; `None` for anything else.
     pub fn decode(packed: &str, head: &str) -> Option<Self> {
         let mut refs: BTreeMap<RefName, Target> = BTreeMap::new();
         let mut last = None;
@@ -297,7 +329,7 @@ mod tests {
     }
 
     fn after(refs: &Refs, changes: &[PushCommand]) -> Result<Refs, GitError> {
-        refs.after(changes, None, &BTreeMap::new())
+        refs.after(changes, &NextHead::Kept, &BTreeMap::new())
     }
 
     fn with(refs: &[(&str, u8)]) -> Refs {
@@ -403,6 +435,55 @@ mod tests {
                 "{wish:?} {present} {branches:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_declared_head_does_not_depend_on_the_one_before() {
+        let mut refs = with(&[("refs/heads/dev", 1), ("refs/heads/old", 1)]);
+        refs.head = name("refs/heads/old");
+        let head = |refs: &Refs, next| refs.after(&[], &next, &BTreeMap::new()).unwrap().head;
+        assert_eq!(head(&refs, NextHead::Kept), refs.head);
+        for (wish, expected) in [
+            (Some("refs/heads/old"), "refs/heads/old"),
+            (Some("refs/heads/gone"), "refs/heads/dev"),
+            (None, "refs/heads/dev"),
+        ] {
+            let declared = NextHead::Declared(wish.map(name));
+            assert_eq!(head(&refs, declared.clone()), name(expected), "{wish:?}");
+            let mut other = refs.clone();
+            other.head = name("refs/heads/dev");
+            assert_eq!(head(&other, declared.clone()), name(expected), "{wish:?}");
+            assert_eq!(
+                head(
+                    &Refs {
+                        refs: BTreeMap::new(),
+                        ..other
+                    },
+                    declared
+                ),
+                name("refs/heads/main")
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_state_declares_and_pull_requests_are_encoded_apart() {
+        let nostr = format!("refs/nostr/{}", "e".repeat(64));
+        let mut refs = with(&[("refs/heads/a", 1), ("refs/tags/v1", 2), (&nostr, 3)]);
+        refs.refs.get_mut(&name("refs/tags/v1")).unwrap().peeled = Some(oid(1));
+        let declared = refs.encode_declared();
+        let proposals = refs.encode_proposals();
+        assert_eq!(declared.lines().count(), 3);
+        assert_eq!(proposals, format!("{} {nostr}\n", oid(3)));
+        let head = refs.head.as_str();
+        assert_eq!(
+            Refs::decode(&(declared + &proposals), head),
+            Some(refs.clone())
+        );
+        assert_eq!(
+            Refs::decode(&proposals, head).unwrap().encode_declared(),
+            ""
+        );
     }
 
     #[test]

@@ -188,7 +188,7 @@ async fn repository(fixture: &Fixture) -> RepoId {
     };
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard
-        .move_refs(&[change], None, crate::git_fixture::now())
+        .move_refs(&[change], crate::git_fixture::now())
         .await
         .unwrap();
     repo

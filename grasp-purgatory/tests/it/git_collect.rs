@@ -557,11 +557,11 @@ async fn a_deleted_pull_request_frees_its_disk_space_at_once() {
         name: name.clone(),
     };
     guard
-        .move_refs(&[set(None, Some(tip))], None, now())
+        .move_refs(&[set(None, Some(tip))], now())
         .await
         .unwrap();
     guard
-        .move_refs(&[set(Some(tip), None)], None, now())
+        .move_refs(&[set(Some(tip), None)], now())
         .await
         .unwrap();
     drop(guard);
@@ -904,7 +904,7 @@ async fn with_pull_request(is_tip_of_branch: bool) {
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard.promote_staged(id, tip).await.unwrap();
     guard
-        .move_refs(&[set(None, Some(tip))], None, now())
+        .move_refs(&[set(None, Some(tip))], now())
         .await
         .unwrap();
     drop(guard);
@@ -916,7 +916,7 @@ async fn with_pull_request(is_tip_of_branch: bool) {
     collect(&fixture, &repo, now()).await;
     let mut guard = fixture.store.lock(&repo).await.unwrap();
     guard
-        .move_refs(&[set(Some(tip), None)], None, now())
+        .move_refs(&[set(Some(tip), None)], now())
         .await
         .unwrap();
     drop(guard);

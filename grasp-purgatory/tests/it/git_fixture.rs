@@ -290,7 +290,7 @@ pub(crate) async fn execute(
     if let Some(incoming) = incoming {
         guard.take_push(push, incoming).await?;
     }
-    guard.move_refs(push.execute(), None, now()).await
+    guard.move_refs(push.execute(), now()).await
 }
 
 /// Returns the verdict on a push whose resulting refs a maintainer has signed.

@@ -50,7 +50,7 @@ async fn applying_makes_heads_and_tags_exactly_the_declared_ones() {
         new: Some(one),
         name: pull_request.clone(),
     };
-    guard.move_refs(&[change], None, now()).await.unwrap();
+    guard.move_refs(&[change], now()).await.unwrap();
     let wanted = target(
         &[("refs/heads/main", one), ("refs/heads/new", two)],
         Some("refs/heads/new"),
@@ -322,18 +322,12 @@ async fn refs_keep_the_values_of_a_concurrent_commit() {
         name: name("refs/heads/main"),
     }];
     fixture.database.put_before_next(earlier);
-    let error = guard
-        .move_refs(&move_to_three, None, now())
-        .await
-        .unwrap_err();
+    let error = guard.move_refs(&move_to_three, now()).await.unwrap_err();
     assert!(matches!(error, GitError::Outdated), "{error:?}");
     assert!(matches!(error, GitError::Outdated), "{error}");
     assert_eq!(guard.refs().await.unwrap()[&name("refs/heads/main")], two);
     // The second attempt reads that the ref has moved.
-    let error = guard
-        .move_refs(&move_to_three, None, now())
-        .await
-        .unwrap_err();
+    let error = guard.move_refs(&move_to_three, now()).await.unwrap_err();
     assert!(matches!(error, GitError::Moved(_)), "{error:?}");
     fixture.database.fail_once();
     let wanted = target(&[("refs/heads/main", three)], None);
@@ -659,7 +653,7 @@ async fn maintainers_and_state_are_remembered_with_the_refs_until_others_are_set
         name: name("refs/heads/other"),
     };
     let mut guard = fixture.store.lock(&repo).await.unwrap();
-    guard.move_refs(&[change], None, now()).await.unwrap();
+    guard.move_refs(&[change], now()).await.unwrap();
     drop(guard);
     let view = fixture.store.view(&repo).await.unwrap();
     assert_eq!(
@@ -717,7 +711,7 @@ async fn a_planned_change_names_the_pull_requests_that_get_or_lose_a_ref() {
         new: None,
         name: RefName::nostr(ids[1]),
     };
-    guard.move_refs(&[gone], None, now()).await.unwrap();
+    guard.move_refs(&[gone], now()).await.unwrap();
     guard.retire(now()).await.unwrap();
 }
 

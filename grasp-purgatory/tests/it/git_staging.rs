@@ -194,7 +194,7 @@ async fn competing_tips_are_all_staged_and_survive_a_restart() {
         new: Some(two),
         name: name(&reference),
     };
-    guard.move_refs(&[change], None, now()).await.unwrap();
+    guard.move_refs(&[change], now()).await.unwrap();
     guard.discard_staged_tip(id, one).await.unwrap();
     assert!(guard.staged(id).await.unwrap().is_empty());
     assert_eq!(

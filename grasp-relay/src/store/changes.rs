@@ -30,6 +30,11 @@ use super::{StoreError, failure, keeps_versions};
 /// Retired refs of a repository after which older ones are forgotten; those of one time stay together.
 const MAX_RETIRED_REFS: i64 = 10_000;
 
+/// Branches and tags are only those that a state declares.
+#[derive(Debug, thiserror::Error)]
+#[error("branches or tags without a state that declares them")]
+struct Unsigned;
+
 /// The columns that identify a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RepoKey {
@@ -187,6 +192,8 @@ pub(crate) trait Changes: GitRows {
         self.retire(key, &view.retired)?;
         self.note_proposals(key, &view.proposals)?;
         self.forget_maintainers(key, &view.maintained.removed)?;
+        let state = view.state.filter(|_| view.to.is_some());
+        self.forget_state(key, state)?;
         let Some(refs) = &view.to else {
             self.view_removed(key);
             let removed =
@@ -195,28 +202,56 @@ pub(crate) trait Changes: GitRows {
         };
         let generation = self.next_generation(key)?;
         self.note_maintainers(key, &view.maintained.added, generation)?;
+        match state {
+            Some(state) => self.note_state(&state, refs)?,
+            None if refs.encode_declared().is_empty() => {}
+            None => return Err(failure(Unsigned)),
+        }
         let mut maintainers = Vec::with_capacity(32 * view.maintainers.len());
         for maintainer in &view.maintainers {
             maintainers.extend_from_slice(maintainer.as_bytes());
         }
         self.change(
             "INSERT INTO views
-                 (endpoint, identifier, owner, generation, head, refs, state, maintainers, shows)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+                 (endpoint, identifier, owner, generation, proposals, state, maintainers, shows)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
                  ON CONFLICT (endpoint, identifier, owner) DO UPDATE SET
-                     generation = excluded.generation, head = excluded.head, refs = excluded.refs,
+                     generation = excluded.generation, proposals = excluded.proposals,
                      state = excluded.state, maintainers = excluded.maintainers,
                      shows = excluded.shows",
             key.values([
                 integer(generation),
-                text(refs.head.as_str()),
-                Value::Text(refs.encode()),
-                view.state
-                    .map_or(Value::Null, |state| blob(state.as_bytes())),
+                Value::Text(refs.encode_proposals()),
+                state.map_or(Value::Null, |state| blob(state.as_bytes())),
                 Value::Blob(maintainers),
                 view.shows
                     .map_or(Value::Null, |owner| blob(owner.as_bytes())),
             ]),
+        )
+    }
+
+    /// Notes what a state declares, once for all repositories that show it.
+    fn note_state(&self, state: &EventId, refs: &Refs) -> Result<(), StoreError> {
+        self.change(
+            "INSERT INTO states (id, head, refs) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (id) DO UPDATE SET head = excluded.head, refs = excluded.refs
+                 WHERE states.head <> excluded.head OR states.refs <> excluded.refs",
+            vec![
+                blob(state.as_bytes()),
+                text(refs.head.as_str()),
+                Value::Text(refs.encode_declared()),
+            ],
+        )
+    }
+
+    /// Forgets the state of a repository that will show another one, or none, unless others show it.
+    fn forget_state(&self, key: &RepoKey, next: Option<EventId>) -> Result<(), StoreError> {
+        self.change(
+            "DELETE FROM states WHERE id = (SELECT state FROM views
+                     WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3)
+                 AND id <> ?4 AND NOT EXISTS (SELECT 1 FROM views v WHERE v.state = states.id
+                     AND (v.endpoint <> ?1 OR v.identifier <> ?2 OR v.owner <> ?3))",
+            key.values([next.map_or_else(|| blob(&[]), |next| blob(next.as_bytes()))]),
         )
     }
 

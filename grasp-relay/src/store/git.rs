@@ -34,11 +34,11 @@ pub(crate) const MAINTAINED_SQL: &str = "SELECT owner FROM maintained
     WHERE endpoint = ?1 AND identifier = ?2 AND maintainer = ?3 ORDER BY since, owner LIMIT ?4";
 
 /// Selects all parts of a repository but its retired refs, which are then of one moment.
-const ROW_SQL: &str = "SELECT 0, generation, head, refs, state, maintainers, shows, 0
-        FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
-    UNION ALL SELECT 1, bytes, name, NULL, NULL, NULL, NULL, verified
+const ROW_SQL: &str = "SELECT 0, generation, head, refs, proposals, state, maintainers, shows, 0
+        FROM repositories WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
+    UNION ALL SELECT 1, bytes, name, NULL, NULL, NULL, NULL, NULL, verified
         FROM packs WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3
-    UNION ALL SELECT 2, mark, NULL, NULL, NULL, NULL, NULL, 0
+    UNION ALL SELECT 2, mark, NULL, NULL, NULL, NULL, NULL, NULL, 0
         FROM garbage WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
 
 impl<E: DatabaseEngine> Database for EngineStore<E> {
@@ -48,8 +48,8 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
 
     fn view(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<View>> {
         Box::pin(async move {
-            let sql = "SELECT generation, head, refs, state, maintainers, shows FROM views
-                WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+            let sql = "SELECT generation, head, refs, proposals, state, maintainers, shows
+                FROM repositories WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             let values = RepoKey::new(endpoint, &repo).values([]);
             Ok(self
                 .0
@@ -241,7 +241,7 @@ fn read_part(row: &dyn Columns) -> Result<RowPart, StoreError> {
                 name: row.text(2)?,
                 bytes: row.unsigned(1)?,
             },
-            row.time(7)?,
+            row.time(8)?,
         ),
         _ => RowPart::Garbage(row.integer(1)?),
     })
@@ -266,8 +266,8 @@ pub(crate) fn views_signed_by(event: &Event) -> Option<Query<SignedView>> {
         kind if kind == kinds::ANNOUNCEMENT => {
             let repo = Needs::of(event).repo?;
             let sql =
-                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers, shows
-                FROM views WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
+                "SELECT owner, identifier, endpoint, generation, head, refs, proposals, state, maintainers, shows
+                FROM repositories WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             Query::new(
                 sql,
                 RepoKey::new(Endpoint::Repository, &repo).values([]),
@@ -276,13 +276,14 @@ pub(crate) fn views_signed_by(event: &Event) -> Option<Query<SignedView>> {
         }
         kind if kind == kinds::STATE => {
             let sql =
-                "SELECT owner, identifier, endpoint, generation, head, refs, state, maintainers, shows
-                FROM views WHERE state = ?1";
+                "SELECT owner, identifier, endpoint, generation, head, refs, proposals, state, maintainers, shows
+                FROM repositories WHERE state = ?1";
             Query::new(sql, vec![id], read)
         }
         kind if REPOSITORY_KINDS.contains(&kind) => {
-            let sql = "SELECT v.owner, v.identifier, v.endpoint, generation, head, refs, state, maintainers, shows
-                FROM proposal_refs p JOIN views v ON v.endpoint = p.endpoint
+            let sql = "SELECT v.owner, v.identifier, v.endpoint, generation, head, refs, proposals, state,
+                    maintainers, shows
+                FROM proposal_refs p JOIN repositories v ON v.endpoint = p.endpoint
                     AND v.identifier = p.identifier AND v.owner = p.owner
                 WHERE p.event = ?1";
             Query::new(sql, vec![id], read)
@@ -291,15 +292,20 @@ pub(crate) fn views_signed_by(event: &Event) -> Option<Query<SignedView>> {
     })
 }
 
-/// Reads the columns `generation, head, refs, state, maintainers, shows`.
+/// Reads the columns `generation, head, refs, proposals, state, maintainers, shows`.
 fn read_view(row: &dyn Columns, first: usize) -> Result<View, StoreError> {
-    let refs = Refs::decode(&row.text(first + 2)?, &row.text(first + 1)?);
+    let state = row.bytes(first + 4)?.map(EventId::from_byte_array);
+    let proposals = row.text(first + 3)?;
+    let refs = match state {
+        Some(_) => Refs::decode(&(row.text(first + 2)? + &proposals), &row.text(first + 1)?),
+        None => Refs::decode(&proposals, Refs::default().head.as_str()),
+    };
     Ok(View {
         refs: Arc::new(refs.ok_or_else(|| failure(Unreadable("refs of a view")))?),
-        state: row.bytes(first + 3)?.map(EventId::from_byte_array),
+        state,
         generation: Generation(row.unsigned(first)?),
-        maintainers: row.public_keys(first + 4)?,
-        shows: row.bytes(first + 5)?.map(PublicKey::from_byte_array),
+        maintainers: row.public_keys(first + 5)?,
+        shows: row.bytes(first + 6)?.map(PublicKey::from_byte_array),
     })
 }
 

@@ -10,6 +10,7 @@ mod removal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use bitcoin_hashes::sha256;
 use futures_util::future::{BoxFuture, join_all};
 use grasp_core::admission::{Outcome, Policy};
 use grasp_core::service::Endpoint;
@@ -84,6 +85,8 @@ contract! {
     one_of_many_concurrent_changes_wins
     no_generation_is_given_twice
     refs_are_read_as_they_were_written
+    repositories_that_show_one_state_have_the_same_branches_and_tags
+    branches_without_a_state_are_refused
     maintainers_are_remembered_with_the_refs
     packs_are_added_replaced_and_listed
     retired_refs_are_kept_until_they_are_forgotten
@@ -175,15 +178,23 @@ fn repo(n: u8) -> RepoId {
     RepoId::new(owner(n), name("x"))
 }
 
+/// Returns the id of a state that declares these branches and tags; `None` if there are none.
+fn state_of(refs: &Refs) -> Option<EventId> {
+    let declared = refs.encode_declared();
+    let id = sha256::Hash::hash(declared.as_bytes()).to_byte_array();
+    (!declared.is_empty()).then(|| EventId::from_byte_array(id))
+}
+
 /// Returns the change of a view without refs of pull requests before it.
 fn view(from: Option<Generation>, to: Option<Arc<Refs>>) -> ViewChange {
+    let state = to.as_deref().and_then(state_of);
     let proposals = to
         .as_ref()
         .map(|to| ProposalChanges::between(&Refs::default(), to));
     ViewChange {
         from,
         to,
-        state: None,
+        state,
         maintainers: BTreeSet::new(),
         shows: None,
         retired: Vec::new(),
@@ -469,6 +480,55 @@ async fn refs_are_read_as_they_were_written(store: &dyn Store) {
     assert_eq!(*read.refs, written);
     assert_eq!(read.state, Some(state));
     assert_eq!(store.view(REPOS, repo(1)).await.unwrap(), Some(read));
+}
+
+async fn repositories_that_show_one_state_have_the_same_branches_and_tags(store: &dyn Store) {
+    let proposal = RefName::nostr(EventId::from_byte_array([7; 32]));
+    let [main, tag] = ["refs/heads/main", "refs/tags/v1"];
+    let one = refs(&[(main, 1), (tag, 2)]);
+    let two = refs(&[(main, 1), (proposal.as_str(), 3), (tag, 2)]);
+    for (owner, shown) in [(1, &one), (2, &two)] {
+        done(
+            store,
+            commit(change(&repo(owner), Some(view(None, Some(shown.clone()))))),
+        )
+        .await;
+    }
+    let shown = async |n| store.view(REPOS, repo(n)).await.unwrap().unwrap();
+    assert_eq!(shown(1).await.state, shown(2).await.state);
+    assert_eq!(
+        (shown(1).await.refs, shown(2).await.refs),
+        (one.clone(), two.clone())
+    );
+    // One shows another state, then none: the other shows what it did.
+    for next in [refs(&[(main, 9)]), refs(&[])] {
+        let from = generation(store, &repo(1)).await;
+        done(
+            store,
+            commit(change(&repo(1), Some(view(from, Some(next.clone()))))),
+        )
+        .await;
+        assert_eq!(shown(1).await.refs, next);
+        assert_eq!(shown(2).await.refs, two);
+    }
+    // One returns to the state of the other, which then goes.
+    let from = generation(store, &repo(1)).await;
+    done(
+        store,
+        commit(change(&repo(1), Some(view(from, Some(one.clone()))))),
+    )
+    .await;
+    let from = generation(store, &repo(2)).await;
+    done(store, commit(change(&repo(2), Some(view(from, None))))).await;
+    assert_eq!(shown(1).await.refs, one);
+}
+
+async fn branches_without_a_state_are_refused(store: &dyn Store) {
+    let mut unsigned = view(None, Some(refs(&[("refs/heads/main", 1)])));
+    unsigned.state = None;
+    let error = store.commit(commit(change(&repo(1), Some(unsigned)))).await;
+    assert!(error.is_err(), "{error:?}");
+    assert_eq!(generation(store, &repo(1)).await, None);
 }
 
 async fn maintainers_are_remembered_with_the_refs(store: &dyn Store) {

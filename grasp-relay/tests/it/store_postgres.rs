@@ -291,14 +291,21 @@ fn a_database_of_a_newer_release_or_of_another_application_is_refused() {
 
 /// Undoes all steps after the first.
 const TO_FIRST_VERSION: &str =
-    "DROP TABLE tls; DROP TABLE quotas; DROP INDEX packs_by_owner; DROP TABLE maintained;
+    "DROP VIEW repositories; DROP TABLE states, views_before_states;
+    ALTER TABLE views DROP COLUMN proposals, ADD COLUMN head TEXT NOT NULL, ADD COLUMN refs TEXT NOT NULL;
+    DROP TABLE tls; DROP TABLE quotas; DROP INDEX packs_by_owner; DROP TABLE maintained;
     DROP TABLE policy, policy_version, held_repos, hidden, hidden_causes, unannounced, audit, roles, role_members, auth_seen, overrides;
     UPDATE grasp_schema SET version = 1";
 
 /// Views of two maintainers, of an address, and of a contributor.
 const VIEWS: &str = "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, maintainers, shows) VALUES
     (0, 'x', '\\x05', 7, '', '', decode(repeat('0a', 32) || repeat('0b', 32), 'hex'), NULL),
-    (0, 'x', '\\x06', 8, '', '', decode(repeat('0a', 32), 'hex'), '\\x05'), (1, 'x', '\\x07', 9, '', '', '', NULL)";
+    (0, 'x', '\\x06', 8, '', '', decode(repeat('0a', 32), 'hex'), '\\x05'), (1, 'x', '\\x07', 9, '', '', '', NULL);
+    INSERT INTO views (endpoint, identifier, owner, generation, head, refs, state, maintainers)
+    SELECT 0, 'y', owner, 10, 'refs/heads/a', E'# x\\n' || repeat('1', 40) || E' refs/heads/a\\n' || nostr.line ||
+        repeat('3', 40) || E' refs/tags/v1\\n^' || repeat('1', 40) || E'\\n', '\\x09', ''
+    FROM (SELECT repeat('2', 40) || ' refs/nostr/' || repeat('e', 64) || E'\\n') nostr(line),
+        (VALUES (decode(repeat('05', 32), 'hex')), (decode(repeat('06', 32), 'hex'))) owners(owner)";
 
 #[test]
 fn a_database_of_an_earlier_version_is_migrated_with_its_data() {
@@ -315,8 +322,8 @@ fn a_database_of_an_earlier_version_is_migrated_with_its_data() {
     });
     let newest = server.sql(&url, "SELECT version FROM grasp_schema");
     // As the first version made it.
-    server.sql(&url, VIEWS);
     server.sql(&url, TO_FIRST_VERSION);
+    server.sql(&url, VIEWS);
     block_on(async {
         let store = open(&url).await;
         assert_eq!(find(&store, Filter::new().id(id(1))).await, [id(1)]);
@@ -327,6 +334,16 @@ fn a_database_of_an_earlier_version_is_migrated_with_its_data() {
     let maintained = "SELECT string_agg(left(encode(maintainer, 'hex'), 2) || length(maintainer) ||
         encode(owner, 'hex') || since, ' ' ORDER BY maintainer) FROM maintained";
     assert_eq!(server.sql(&url, maintained), "0a32057 0b32057");
+    let shown = "SELECT string_agg(head || ' ' || refs || proposals, '') FROM repositories WHERE identifier = 'y'";
+    let expected = format!(
+        "refs/heads/a # x\n{one} refs/heads/a\n{three} refs/tags/v1\n^{one}\n{two} refs/nostr/{id}\n",
+        one = "1".repeat(40),
+        two = "2".repeat(40),
+        three = "3".repeat(40),
+        id = "e".repeat(64)
+    );
+    assert_eq!(server.sql(&url, shown).trim(), expected.repeat(2).trim());
+    assert_eq!(server.sql(&url, "SELECT count(*) FROM states"), "1");
     check_indexes(server, &url);
 }
 

@@ -261,17 +261,14 @@ impl RepoGuard {
         }
     }
 
-    /// Moves refs, all or none, each from where the caller believes it to be.
-    ///
-    /// HEAD goes to `head` if that branch then exists; else it stays if it can, else it goes to a usual branch.
+    /// Moves refs, all or none, each from where the caller believes it to be. HEAD stays if it can.
     pub async fn move_refs(
         &mut self,
         changes: &[PushCommand],
-        head: Option<&RefName>,
         now: Timestamp,
     ) -> Result<(), GitError> {
         let view = self.repository.store.view(&self.repository.id).await?;
-        let next = NextView::moved(&view, changes, head);
+        let next = NextView::moved(&view, changes);
         let after = self.refs_after(&view.refs, &next).await?;
         match next.plan(self.change(), Some(&view), after, now) {
             Some(change) => self.commit(change).await,
@@ -300,10 +297,7 @@ impl RepoGuard {
         let before = view.as_ref().map(|view| view.refs.clone());
         let before = before.unwrap_or_default();
         let after = match wanted.shows {
-            Some(_) => Refs {
-                refs: BTreeMap::new(),
-                ..Refs::clone(&before)
-            },
+            Some(_) => Refs::default(),
             None => self.refs_after(&before, &next).await?,
         };
         Ok(next.plan(self.change(), view.as_ref(), after, now))
@@ -322,7 +316,7 @@ impl RepoGuard {
             let peeling = self.held.run(move || check::behind_tags(&objects, &named));
             peeled = peeling.await?;
         }
-        refs.after(&next.changes, next.head.as_ref(), &peeled)
+        refs.after(&next.changes, &next.head, &peeled)
     }
 
     /// Takes the repository out of service. Its tips are retired. That there is no view is fine.

@@ -12,7 +12,7 @@ use nostr::key::PublicKey;
 use crate::database::{
     Garbage, MaintainerChanges, ProposalChanges, RepoChange, RetiredRef, View, ViewChange,
 };
-use crate::git::refs::{RefTarget, Refs};
+use crate::git::refs::{NextHead, RefTarget, Refs};
 
 /// The refs that a repository shall have.
 #[derive(Clone, Debug, Default)]
@@ -32,8 +32,7 @@ pub struct WantedRefs {
 pub(super) struct NextView {
     /// Changes of single refs.
     pub(super) changes: Vec<PushCommand>,
-    /// The branch that HEAD should name.
-    pub(super) head: Option<RefName>,
+    pub(super) head: NextHead,
     /// The state event that declares branches and tags.
     state: Option<EventId>,
     maintainers: BTreeSet<PublicKey>,
@@ -43,10 +42,10 @@ pub(super) struct NextView {
 
 impl NextView {
     /// The same view with these changes of refs.
-    pub(super) fn moved(view: &View, changes: &[PushCommand], head: Option<&RefName>) -> Self {
+    pub(super) fn moved(view: &View, changes: &[PushCommand]) -> Self {
         Self {
             changes: changes.to_vec(),
-            head: head.cloned(),
+            head: NextHead::Kept,
             state: view.state,
             maintainers: view.maintainers.clone(),
             shows: view.shows,
@@ -65,12 +64,12 @@ impl NextView {
         let mut next = Self::default();
         let mut current = BTreeMap::new();
         if let Some(view) = view {
-            next = Self::moved(view, &[], None);
+            next = Self::moved(view, &[]);
             current = view.refs.tips();
         }
         if let Some(target) = &wanted.target {
             next.changes = target.changes(&current);
-            next.head = target.head.clone();
+            next.head = NextHead::Declared(target.head.clone());
             next.state = target.state;
         }
         for (id, tip) in &wanted.proposals {
@@ -242,12 +241,12 @@ mod tests {
     #[test]
     fn a_moved_branch_is_retired_and_a_removed_pull_request_is_not() {
         let view = view(&[(main(), 1), (proposal(), 1)]);
-        let branch = NextView::moved(&view, &[moved(main(), Some(2))], None);
+        let branch = NextView::moved(&view, &[moved(main(), Some(2))]);
         let after = refs(&[(main(), 2), (proposal(), 1)]);
         let change = plan(branch, &view, after).unwrap();
         assert_eq!(change.garbage, Some(Garbage::Moved));
         assert_eq!(change.view.unwrap().retired.len(), 1);
-        let removal = NextView::moved(&view, &[moved(proposal(), None)], None);
+        let removal = NextView::moved(&view, &[moved(proposal(), None)]);
         let change = plan(removal, &view, refs(&[(main(), 1)])).unwrap();
         assert_eq!(change.garbage, Some(Garbage::Removed));
         assert!(change.view.unwrap().retired.is_empty());

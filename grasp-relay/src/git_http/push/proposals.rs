@@ -41,7 +41,7 @@ impl Push {
         let mut guard = repos.lock(repo).await?;
         let view = guard.row().await?.view.unwrap_or_default();
         let fitting = fitting(missing, &view.refs, self.git.limits.pushed_proposals);
-        guard.move_refs(&fitting, None, now).await?;
+        guard.move_refs(&fitting, now).await?;
         Ok(fitting.len() == asked)
     }
 

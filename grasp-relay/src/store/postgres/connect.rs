@@ -312,6 +312,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema_quotas.sql"),
     include_str!("schema_maintained.sql"),
     include_str!("schema_policy.sql"),
+    include_str!("schema_states.sql"),
 ];
 
 /// The advisory lock under which the schema is migrated and a file imported ("grsp").

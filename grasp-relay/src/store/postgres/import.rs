@@ -16,7 +16,7 @@ use crate::store::sqlite::SqliteReader;
 use crate::store::{StoreError, failure};
 
 /// The tables, which have the same columns in both databases.
-const TABLES: [&str; 33] = [
+const TABLES: [&str; 34] = [
     "secret",
     "events",
     "lists",
@@ -28,6 +28,7 @@ const TABLES: [&str; 33] = [
     "vanished",
     "delisted",
     "unfinished",
+    "states",
     "views",
     "proposal_refs",
     "maintained",

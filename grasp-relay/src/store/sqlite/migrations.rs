@@ -28,6 +28,7 @@ const SCHEMA: Schema<'static> = Schema {
         include_str!("schema_quotas.sql"),
         include_str!("schema_maintained.sql"),
         include_str!("schema_policy.sql"),
+        include_str!("schema_states.sql"),
     ],
     repair: Repair {
         lacks: "proposal_refs",
@@ -346,6 +347,105 @@ mod tests {
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
         let rows: Vec<(String, String, i64)> = rows.unwrap().map(Result::unwrap).collect();
         assert_eq!(rows, keys.map(|key| (key, "05".to_owned(), 7)));
+    }
+
+    /// Refs of a row before the migration, and what of them the state and the pull requests have after it.
+    struct RefText {
+        before: String,
+        declared: String,
+        proposals: String,
+    }
+
+    fn ref_texts() -> [RefText; 6] {
+        let short = ["1".repeat(40), "2".repeat(40), "3".repeat(40)];
+        let long = ["1".repeat(64), "2".repeat(64), "3".repeat(64)];
+        let branch = |[tip, ..]: &[String; 3]| format!("{tip} refs/heads/main\n");
+        let proposals = |[_, tip, _]: &[String; 3]| {
+            let [a, b] = ["a".repeat(64), "b".repeat(64)];
+            format!("{tip} refs/nostr/{a}\n{tip} refs/nostr/{b}\n^{tip}\n")
+        };
+        let tags = |[tip, _, tag]: &[String; 3]| {
+            format!("{tag} refs/tags/v1\n^{tip}\n{tag} refs/tags/v2\n")
+        };
+        let header = "# pack-refs with: peeled fully-peeled sorted \n".to_owned();
+        [
+            RefText {
+                before: header.clone(),
+                declared: header.clone(),
+                proposals: String::new(),
+            },
+            RefText {
+                before: header.clone() + &branch(&short),
+                declared: header.clone() + &branch(&short),
+                proposals: String::new(),
+            },
+            RefText {
+                before: header.clone() + &proposals(&short),
+                declared: header.clone(),
+                proposals: proposals(&short),
+            },
+            RefText {
+                before: header.clone() + &branch(&short) + &proposals(&short) + &tags(&short),
+                declared: header + &branch(&short) + &tags(&short),
+                proposals: proposals(&short),
+            },
+            RefText {
+                before: branch(&long) + &proposals(&long) + &tags(&long),
+                declared: branch(&long) + &tags(&long),
+                proposals: proposals(&long),
+            },
+            RefText {
+                before: proposals(&long) + &tags(&long),
+                declared: tags(&long),
+                proposals: proposals(&long),
+            },
+        ]
+    }
+
+    #[test]
+    fn a_migrated_file_has_what_states_declare_apart_from_pull_requests() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch(RELEASE_0_2_0).unwrap();
+        apply_before(&mut conn, "states");
+        let cases = ref_texts();
+        for (number, case) in (0_i64..).zip(&cases) {
+            let view = "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, state, maintainers)
+                VALUES (0, ?1, x'05', ?1, 'refs/heads/main', ?2, unhex(printf('%02d', ?1)), x'')";
+            conn.execute(view, rusqlite::params![number, case.before])
+                .unwrap();
+        }
+        // Another repository that shows the state of the first, and one that shows none.
+        conn.execute_batch(&format!(
+            "INSERT INTO views (endpoint, identifier, owner, generation, head, refs, state, maintainers)
+                SELECT 0, 'other', x'06', 98, head, refs, state, x'' FROM views WHERE generation = 0;
+            INSERT INTO views (endpoint, identifier, owner, generation, head, refs, maintainers)
+                VALUES (1, 'none', x'06', 99, 'refs/heads/main', '{}', x'')",
+            cases[2].proposals
+        ))
+        .unwrap();
+        migrate(&mut conn).unwrap();
+        let read = "SELECT coalesce(refs, ''), proposals, coalesce(head, '') FROM repositories WHERE generation = ?1";
+        let row = |number: i64| -> (String, String, String) {
+            let columns = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+            conn.query_row(read, [number], columns).unwrap()
+        };
+        for (number, case) in (0..).zip(&cases) {
+            let wanted = (
+                case.declared.clone(),
+                case.proposals.clone(),
+                "refs/heads/main".to_owned(),
+            );
+            assert_eq!(row(number), wanted, "{number}");
+        }
+        assert_eq!(row(98), row(0));
+        assert_eq!(
+            row(99),
+            (String::new(), cases[2].proposals.clone(), String::new())
+        );
+        let states = conn.query_row("SELECT count(*) FROM states", [], |row| {
+            row.get::<_, i64>(0)
+        });
+        assert_eq!(states.unwrap(), 6, "one for two repositories");
     }
 
     /// Migrates a file up to the step that makes a table.

@@ -53,7 +53,7 @@ async fn show(store: &dyn Store, place: &Place, names: &[&str], state: Option<&E
         Some(to.clone()),
     );
     changed.proposals = ProposalChanges::between(&before.unwrap_or_default().refs, &to);
-    changed.state = state.map(|state| state.id);
+    changed.state = state.map(|state| state.id).or(changed.state);
     changed.maintainers = BTreeSet::from([place.1.owner, owner(9)]);
     let mut change = RepoChange::new(place.0, place.1.clone());
     change.view = Some(changed);
