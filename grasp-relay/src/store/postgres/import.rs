@@ -16,7 +16,7 @@ use crate::store::sqlite::SqliteReader;
 use crate::store::{StoreError, failure};
 
 /// The tables, which have the same columns in both databases.
-const TABLES: [&str; 34] = [
+const TABLES: [&str; 35] = [
     "secret",
     "events",
     "lists",
@@ -46,6 +46,7 @@ const TABLES: [&str; 34] = [
     "held_repos",
     "hidden",
     "hidden_causes",
+    "unannounced",
     "audit",
     "roles",
     "role_members",
