@@ -190,12 +190,21 @@ impl Client {
         Ok(sub)
     }
 
-    /// Subscribes to a filter, and waits until the relay has sent what is stored or refuses.
+    /// Subscribes to a filter, and waits until the relay has sent what is stored or refuses. A relay that does neither for a
+    /// while is taken to have accepted.
     pub(crate) async fn subscribe_live(&mut self, filter: &Filter) -> Result<SubId, Unanswered> {
         let live = self.subscribe(filter).await?;
+        match timeout(ANSWER_TIMEOUT, self.end_of_stored(live)).await {
+            Ok(Err(unanswered)) => Err(unanswered),
+            Ok(Ok(())) | Err(_) => Ok(live),
+        }
+    }
+
+    /// Waits until the relay has sent what is stored for a subscription. Events are kept for [`receive`](Self::receive).
+    async fn end_of_stored(&mut self, live: SubId) -> Result<(), Unanswered> {
         loop {
-            match self.receive_answer().await? {
-                RelayMessage::Said(Said::Eose { sub, .. }) if sub == live => return Ok(live),
+            match self.read_message().await? {
+                RelayMessage::Said(Said::Eose { sub, .. }) if sub == live => return Ok(()),
                 RelayMessage::Said(Said::Closed { sub, text }) if sub == live => {
                     return Err(Unanswered::Closed(text));
                 }

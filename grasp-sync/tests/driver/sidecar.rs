@@ -230,7 +230,11 @@ async fn a_lost_feed_continues_where_it_ended() {
         async move {
             let mut pages = 0;
             while let Some(message) = client.next().await {
-                if message[0] != "REQ" || message[2]["limit"] == 0 {
+                if message[0] != "REQ" {
+                    continue;
+                }
+                if message[2]["limit"] == 0 {
+                    client.answer(&message, &[]).await;
                     continue;
                 }
                 client.answer(&message, &stored).await;
