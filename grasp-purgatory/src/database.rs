@@ -46,6 +46,7 @@ pub struct View {
 #[allow(missing_docs, reason = "the fields are those of `View`")]
 pub struct ViewHead {
     pub generation: Generation,
+    pub state: Option<EventId>,
     pub shows: Option<PublicKey>,
 }
 
@@ -356,6 +357,7 @@ pub trait Database: Send + Sync + 'static {
             let view = view.await?;
             Ok(view.map(|view| ViewHead {
                 generation: view.generation,
+                state: view.state,
                 shows: view.shows,
             }))
         })

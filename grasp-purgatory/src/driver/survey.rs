@@ -112,12 +112,10 @@ impl Executor {
         repo: &RepoId,
         lead: PublicKey,
     ) -> Result<Survey, GitError> {
-        let shown = self
-            .parts
-            .repos
-            .row(&RepoId::new(lead, repo.identifier.clone()))
-            .await?;
-        let is_shown = shown.view.is_some_and(|view| view.state.is_some());
+        // Without its refs: each of hundreds of addresses asks.
+        let shown = RepoId::new(lead, repo.identifier.clone());
+        let shown = self.parts.repos.view_head(&shown).await?;
+        let is_shown = shown.is_some_and(|view| view.state.is_some());
         let row = self.parts.repos.row(repo).await?;
         let asked = repo.clone();
         let held = self

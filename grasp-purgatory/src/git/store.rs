@@ -394,7 +394,7 @@ impl RepoStore {
     }
 
     /// Returns a view that exists, without its refs.
-    async fn view_head(&self, repo: &RepoId) -> Result<Option<ViewHead>, GitError> {
+    pub(crate) async fn view_head(&self, repo: &RepoId) -> Result<Option<ViewHead>, GitError> {
         Ok(self
             .inner
             .database

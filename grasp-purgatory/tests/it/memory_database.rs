@@ -289,6 +289,7 @@ impl Database for MemoryDatabase {
         let view = self.content().row(endpoint, &repo).view;
         answer(view.map(|view| ViewHead {
             generation: view.generation,
+            state: view.state,
             shows: view.shows,
         }))
     }

@@ -61,14 +61,14 @@ impl<E: DatabaseEngine> Database for EngineStore<E> {
 
     fn view_head(&self, endpoint: Endpoint, repo: RepoId) -> DatabaseFuture<'_, Option<ViewHead>> {
         Box::pin(async move {
-            let sql = "SELECT generation, shows FROM views
+            let sql = "SELECT generation, state, shows FROM views
                 WHERE endpoint = ?1 AND identifier = ?2 AND owner = ?3";
             let values = RepoKey::new(endpoint, &repo).values([]);
             let heads = Query::new(sql, values, |row| {
-                let shows = row.bytes(1)?.map(PublicKey::from_byte_array);
                 Ok(ViewHead {
                     generation: Generation(row.unsigned(0)?),
-                    shows,
+                    state: row.bytes(1)?.map(EventId::from_byte_array),
+                    shows: row.bytes(2)?.map(PublicKey::from_byte_array),
                 })
             });
             Ok(self.0.rows(heads).await?.pop())
