@@ -218,7 +218,8 @@ impl MemberFollower {
                     // A file that cannot be read changes nothing: it may be half written.
                     let read = self.read_file();
                     if let (Err(error), false) = (&read, has_bad_file) {
-                        tracing::error!(%error, "the members stay as they are");
+                        let error = error.in_one_line();
+                        tracing::error!(error, "the members stay as they are");
                     }
                     has_bad_file = read.is_err();
                     if let Err(error) = self.read_announcements().await {

@@ -5,15 +5,17 @@
 //! ```
 //!
 //! ```
-//! use grasp_relay::management::rules::{Actor, Caller, Facts, Proof, Refusal, Request, authorize};
+//! use grasp_relay::management::rules::{
+//!     Actor, CallProof, CallRefusal, Caller, Request, RightsFacts, authorize,
+//! };
 //! use nostr::key::PublicKey;
 //!
 //! let operator = PublicKey::from_byte_array([1; 32]);
-//! let facts = Facts { operator: Some(operator), ..Facts::of_service(PublicKey::from_byte_array([2; 32])) };
+//! let facts = RightsFacts { operator: Some(operator), ..RightsFacts::of_service(PublicKey::from_byte_array([2; 32])) };
 //! let body = format!(r#"{{"method":"banpubkey","params":["{operator}","spam"]}}"#);
 //! let call = Request::parse(body.as_bytes()).unwrap().call().unwrap();
-//! let caller = Caller::new(Actor::Key(operator), Proof::Signed, &facts);
-//! assert_eq!(authorize(&caller, call, &facts).unwrap_err(), Refusal::Operator);
+//! let caller = Caller::new(Actor::Key(operator), CallProof::Signed, &facts);
+//! assert_eq!(authorize(&caller, call, &facts).unwrap_err(), CallRefusal::Operator);
 //! ```
 
 mod authorize;

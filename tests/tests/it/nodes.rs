@@ -583,7 +583,7 @@ async fn errors_of_database_and_pack_storage_contain_no_secrets() {
         settings.packs = Some(packs.parse().unwrap());
         let error = match Server::open(&settings, Clock::system()).await {
             Ok(_) => panic!("{database} {packs} was used"),
-            Err(error) => format!("{error:#}"),
+            Err(error) => error.in_one_line(),
         };
         assert!(error.contains(expected), "{error}");
         for secret in ["wrong-password", grasp_tests::PASSWORD] {
@@ -614,7 +614,7 @@ async fn a_node_with_a_wrong_clock_does_not_start() {
         });
         let error = match Server::open(&settings, clock).await {
             Ok(_) => panic!("a node with a clock that is {skew} s off was started"),
-            Err(error) => format!("{error:#}"),
+            Err(error) => error.in_one_line(),
         };
         assert!(
             error.contains(expected) && error.contains("clock of the database"),
